@@ -1,1 +1,11 @@
-//! kernels
+//! Numbers on devices: one trait, [`Ops`], with every operation the model and the optimizer need, and one
+//! folder an operation.
+//!
+//! It knows no layer, no model and no file; those are slime-model's. Read [`ops`] first, then any folder:
+//! its `mod.rs` gives formula, shapes and cost, its `cpu.rs` is the definition of correct.
+
+pub mod error;
+pub mod ops;
+
+pub use error::{Error, Result};
+pub use ops::{AdamW, Heads, Norms, Ops, PagedSequence, RopeStyle, RopeTable, Sequences, TokenStats};

@@ -1,0 +1,363 @@
+//! The operations, as one trait that every backend implements.
+//!
+//! Contract of every implementation:
+//! - tensors are two-dimensional and row-major, `[rows, cols]`; a vector is `[1, n]`;
+//! - arithmetic that trainer maths calls fp32 (norm statistics, softmax, log-prob, gradients of weights)
+//!   is done in [`Ops::Float`]'s precision, whatever the model's dtype;
+//! - **a row's result does not depend on the other rows of the call**, nor on the number of threads: sums run
+//!   in an order fixed by the row alone. So a token's log-prob is the same bits in any batch, prefix caches
+//!   change nothing, and a resumed run repeats an uninterrupted one;
+//! - results that a gradient is accumulated into are added to (`+=`), every other result is returned new.
+
+use crate::Result;
+
+/// How attention heads are laid out in a packed row: `[query heads | key heads | value heads] × dim`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Heads {
+    /// Query heads.
+    pub query: usize,
+    /// Key and value heads; divides `query`.
+    pub kv: usize,
+    /// Width of one head.
+    pub dim: usize,
+}
+
+impl Heads {
+    /// Width of a packed qkv row.
+    pub fn qkv_cols(&self) -> usize {
+        (self.query + 2 * self.kv) * self.dim
+    }
+
+    /// Width of the attention output.
+    pub fn out_cols(&self) -> usize {
+        self.query * self.dim
+    }
+}
+
+/// Where each sequence begins in a packed batch: `[num_sequences + 1]`, from 0 to the number of tokens,
+/// never decreasing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sequences {
+    /// Cumulative lengths.
+    pub offsets: Vec<usize>,
+}
+
+impl Sequences {
+    /// From the sequences' lengths.
+    pub fn from_lengths(lengths: impl IntoIterator<Item = usize>) -> Self {
+        let mut offsets = vec![0];
+        let mut end = 0;
+        for len in lengths {
+            end += len;
+            offsets.push(end);
+        }
+        Self { offsets }
+    }
+
+    /// Tokens in all sequences.
+    pub fn num_tokens(&self) -> usize {
+        self.offsets.last().copied().unwrap_or(0)
+    }
+
+    /// Each sequence's range of rows.
+    pub fn ranges(&self) -> impl Iterator<Item = std::ops::Range<usize>> + '_ {
+        self.offsets.windows(2).map(|w| w[0]..w[1])
+    }
+
+    /// Position of each token in its own sequence.
+    pub fn positions(&self) -> Vec<u32> {
+        self.ranges().flat_map(|r| 0..r.len() as u32).collect()
+    }
+}
+
+/// Which pairs of a head rotate together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RopeStyle {
+    /// `(i, i + dims / 2)`: Llama, Qwen.
+    Half,
+    /// `(2 i, 2 i + 1)`: GLM-4, DeepSeek.
+    Interleaved,
+}
+
+/// Cosines and sines of every position, computed once in f64 by the model.
+pub struct RopeTable<O: Ops + ?Sized> {
+    /// `[max_positions, dims / 2]`.
+    pub cos: O::Float,
+    /// `[max_positions, dims / 2]`.
+    pub sin: O::Float,
+    /// Leading dimensions of each head that rotate; the rest pass.
+    pub dims: usize,
+    /// Which pairs rotate.
+    pub style: RopeStyle,
+}
+
+/// Weights of the per-head RMSNorm on queries and keys.
+pub struct Norms<'a, O: Ops + ?Sized> {
+    /// `[1, dim]`.
+    pub query: &'a O::Tensor,
+    /// `[1, dim]`.
+    pub key: &'a O::Tensor,
+    /// Added to the mean square.
+    pub eps: f64,
+}
+
+/// Rows of one sequence that attend through a paged cache.
+#[derive(Clone, Debug)]
+pub struct PagedSequence<'a> {
+    /// Its rows in this call, which are its newest tokens.
+    pub rows: std::ops::Range<usize>,
+    /// Tokens in the cache, these rows included. Row `rows.end - 1` sees all of them.
+    pub context: usize,
+    /// Cache blocks that hold them, in order; the last may be partly filled.
+    pub blocks: &'a [u32],
+}
+
+/// What the head knows of each target token; each `[rows]`.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct TokenStats {
+    /// `u_y - lse`, with `u = z / temperature`.
+    pub logprob: Vec<f64>,
+    /// `lse - Σ p u`.
+    pub entropy: Vec<f64>,
+    /// `log Σ exp u`.
+    pub lse: Vec<f64>,
+}
+
+/// One AdamW step, decoupled decay, bias-corrected:
+/// `m ← β₁ m + (1-β₁) g`, `v ← β₂ v + (1-β₂) g²`, `p ← p - lr (m̂ / (√v̂ + eps) + weight_decay p)`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AdamW {
+    /// Learning rate of this step.
+    pub lr: f64,
+    /// β₁.
+    pub beta1: f64,
+    /// β₂.
+    pub beta2: f64,
+    /// Outside the root.
+    pub eps: f64,
+    /// 0 for norms and biases.
+    pub weight_decay: f64,
+    /// 1 at the first step.
+    pub step: u64,
+    /// The gradient is multiplied by this first (clipping).
+    pub grad_scale: f64,
+}
+
+/// A device that computes.
+pub trait Ops: Send + Sync + 'static {
+    /// Activations and weights, in the model's dtype. Cloning shares the storage.
+    type Tensor: Clone + Send + Sync + 'static;
+    /// Accumulators: main gradients, optimizer states, statistics. At least fp32.
+    type Float: Send + Sync + 'static;
+    /// Token ids or positions.
+    type Ids: Send + Sync + 'static;
+    /// Keys and values of every layer, in blocks of [`Self::kv_block_tokens`] tokens.
+    type KvCache: Send + 'static;
+
+    // ---- moving numbers ----
+
+    /// Upload, rounding to the model's dtype.
+    fn tensor(&self, rows: usize, cols: usize, data: &[f32]) -> Result<Self::Tensor>;
+    /// Upload without going through f32 (tests run in f64).
+    fn tensor_f64(&self, rows: usize, cols: usize, data: &[f64]) -> Result<Self::Tensor>;
+    /// `[rows, cols]`.
+    fn shape(&self, x: &Self::Tensor) -> (usize, usize);
+    /// Download.
+    fn read(&self, x: &Self::Tensor) -> Result<Vec<f32>>;
+    /// Download without rounding to f32.
+    fn read_f64(&self, x: &Self::Tensor) -> Result<Vec<f64>>;
+    /// Zeros, `[rows, cols]`.
+    fn float_zeros(&self, rows: usize, cols: usize) -> Result<Self::Float>;
+    /// Upload.
+    fn float(&self, rows: usize, cols: usize, data: &[f32]) -> Result<Self::Float>;
+    /// Upload without going through f32.
+    fn float_f64(&self, rows: usize, cols: usize, data: &[f64]) -> Result<Self::Float>;
+    /// `[rows, cols]`.
+    fn float_shape(&self, x: &Self::Float) -> (usize, usize);
+    /// Download.
+    fn read_float(&self, x: &Self::Float) -> Result<Vec<f32>>;
+    /// Download without rounding to f32.
+    fn read_float_f64(&self, x: &Self::Float) -> Result<Vec<f64>>;
+    /// Set to zero.
+    fn zero(&self, x: &mut Self::Float) -> Result<()>;
+    /// Upload ids or positions.
+    fn ids(&self, ids: &[u32]) -> Result<Self::Ids>;
+
+    // ---- rows ----
+
+    /// Rows `rows` of `x`, in the order given: `[rows.len(), cols]`.
+    fn gather_rows(&self, x: &Self::Tensor, rows: &Self::Ids) -> Result<Self::Tensor>;
+    /// The reverse: a zero `[num_rows, cols]` into which row `i` of `x` is written at `rows[i]`; `rows` are distinct.
+    fn scatter_rows(&self, x: &Self::Tensor, rows: &Self::Ids, num_rows: usize) -> Result<Self::Tensor>;
+    /// `x + y`, same shape.
+    fn add(&self, x: &Self::Tensor, y: &Self::Tensor) -> Result<Self::Tensor>;
+    /// `x + b`, `b: [1, cols]` added to every row.
+    fn add_bias(&self, x: &Self::Tensor, b: &Self::Tensor) -> Result<Self::Tensor>;
+    /// `db += Σ_rows dy`, `db: [1, cols]`.
+    fn accumulate_bias(&self, dy: &Self::Tensor, db: &mut Self::Float) -> Result<()>;
+
+    // ---- matrices ----
+
+    /// `x Wᵀ`: `x: [rows, in]`, `w: [out, in]` → `[rows, out]`.
+    fn matmul_nt(&self, x: &Self::Tensor, w: &Self::Tensor) -> Result<Self::Tensor>;
+    /// `dy W`: `dy: [rows, out]`, `w: [out, in]` → `[rows, in]`.
+    fn matmul_nn(&self, dy: &Self::Tensor, w: &Self::Tensor) -> Result<Self::Tensor>;
+    /// `dW += dyᵀ x`: `dy: [rows, out]`, `x: [rows, in]`, `dw: [out, in]`.
+    fn accumulate_tn(&self, dy: &Self::Tensor, x: &Self::Tensor, dw: &mut Self::Float) -> Result<()>;
+
+    // ---- embedding ----
+
+    /// `table[ids]`: `[tokens, hidden]`. An id outside the table is an error.
+    fn embed(&self, table: &Self::Tensor, ids: &Self::Ids) -> Result<Self::Tensor>;
+    /// `dtable[ids] += dx`, in an order fixed by the ids.
+    fn accumulate_embed(&self, dx: &Self::Tensor, ids: &Self::Ids, dtable: &mut Self::Float) -> Result<()>;
+
+    // ---- RMSNorm ----
+
+    /// `y = x r w`, `r = 1 / √(mean x² + eps)` → `(y, r: [rows, 1])`. `w: [1, cols]`.
+    fn rmsnorm(&self, x: &Self::Tensor, w: &Self::Tensor, eps: f64) -> Result<(Self::Tensor, Self::Float)>;
+    /// `s = x + delta; y = rmsnorm(s)` → `(s, y, r)`.
+    fn add_rmsnorm(
+        &self,
+        x: &Self::Tensor,
+        delta: &Self::Tensor,
+        w: &Self::Tensor,
+        eps: f64,
+    ) -> Result<(Self::Tensor, Self::Tensor, Self::Float)>;
+    /// `dx (+ residual)` and `dw +=`. `x` is what was normalised, `r` its saved statistic, `residual` the gradient
+    /// that reaches `x` past the norm.
+    fn rmsnorm_backward(
+        &self,
+        dy: &Self::Tensor,
+        x: &Self::Tensor,
+        r: &Self::Float,
+        w: &Self::Tensor,
+        residual: Option<&Self::Tensor>,
+        dw: &mut Self::Float,
+    ) -> Result<Self::Tensor>;
+
+    // ---- queries and keys ----
+
+    /// Norm (if any) and rotate queries and keys of packed rows `[tokens, qkv_cols]`; values pass.
+    /// Returns the rows and, with norms, `r: [tokens, query + kv]`.
+    fn qk_norm_rope(
+        &self,
+        qkv: &Self::Tensor,
+        heads: Heads,
+        positions: &Self::Ids,
+        rope: &RopeTable<Self>,
+        norms: Option<Norms<'_, Self>>,
+    ) -> Result<(Self::Tensor, Option<Self::Float>)>;
+    /// Gradient with respect to the rows before norm and rotation. With norms: `qkv` are those rows, `r` the saved
+    /// statistic, and `dnorms` (query, key) are added to.
+    #[allow(clippy::too_many_arguments, reason = "the operands of one fused backward")]
+    fn qk_norm_rope_backward(
+        &self,
+        dqkv: &Self::Tensor,
+        heads: Heads,
+        positions: &Self::Ids,
+        rope: &RopeTable<Self>,
+        norms: Option<(Norms<'_, Self>, &Self::Tensor, &Self::Float)>,
+        dnorms: Option<(&mut Self::Float, &mut Self::Float)>,
+    ) -> Result<Self::Tensor>;
+
+    // ---- attention ----
+
+    /// Causal attention inside each sequence over rotated rows `qkv: [tokens, qkv_cols]`
+    /// → `(o: [tokens, out_cols], lse: [query heads, tokens])`. Never builds `[tokens, tokens]`.
+    fn attention(
+        &self,
+        qkv: &Self::Tensor,
+        heads: Heads,
+        sequences: &Sequences,
+        scale: f64,
+    ) -> Result<(Self::Tensor, Self::Float)>;
+    /// Gradient of the packed rows, `[tokens, qkv_cols]`.
+    #[allow(clippy::too_many_arguments, reason = "the operands of one fused backward")]
+    fn attention_backward(
+        &self,
+        dout: &Self::Tensor,
+        qkv: &Self::Tensor,
+        out: &Self::Tensor,
+        lse: &Self::Float,
+        heads: Heads,
+        sequences: &Sequences,
+        scale: f64,
+    ) -> Result<Self::Tensor>;
+
+    // ---- attention through a cache (serving) ----
+
+    /// Tokens a cache block holds.
+    fn kv_block_tokens(&self) -> usize;
+    /// A cache of `num_blocks` blocks for `num_layers` layers.
+    fn kv_cache(&self, num_layers: usize, num_blocks: usize, heads: Heads) -> Result<Self::KvCache>;
+    /// Write the keys and values of rotated rows into `slots[row] = block × block_tokens + offset`.
+    fn kv_write(
+        &self,
+        cache: &mut Self::KvCache,
+        layer: usize,
+        qkv: &Self::Tensor,
+        heads: Heads,
+        slots: &[usize],
+    ) -> Result<()>;
+    /// Attention of rows whose keys and values are in the cache already: `[rows, out_cols]`. Gives the bits that
+    /// [`Self::attention`] gives for the same token.
+    fn attention_paged(
+        &self,
+        cache: &Self::KvCache,
+        layer: usize,
+        qkv: &Self::Tensor,
+        heads: Heads,
+        sequences: &[PagedSequence<'_>],
+        scale: f64,
+    ) -> Result<Self::Tensor>;
+
+    // ---- SwiGLU ----
+
+    /// `silu(g) u` of rows `[g | u]`: `[tokens, 2 f]` → `[tokens, f]`.
+    fn swiglu(&self, gate_up: &Self::Tensor) -> Result<Self::Tensor>;
+    /// `[dg | du]`: `[tokens, 2 f]`.
+    fn swiglu_backward(&self, da: &Self::Tensor, gate_up: &Self::Tensor) -> Result<Self::Tensor>;
+
+    // ---- head ----
+
+    /// `h Wᵀ` kept in the accumulator's precision: `[rows, vocab]`.
+    fn logits(&self, h: &Self::Tensor, w: &Self::Tensor) -> Result<Self::Float>;
+    /// Log-prob of the target, entropy and lse of each row at a temperature. Columns from `vocab` on are −inf.
+    fn token_stats(
+        &self,
+        logits: &Self::Float,
+        targets: &Self::Ids,
+        inv_temperature: f64,
+        vocab: usize,
+    ) -> Result<TokenStats>;
+    /// `dz` for `dL/dlogprob = a` and `dL/dentropy = b` per row, consuming the logits:
+    /// `dz_v = (a (1[v=y] - p_v) + b p_v (E₁ - u_v)) / temperature`, `E₁ = lse - entropy`. 0 from `vocab` on.
+    #[allow(clippy::too_many_arguments, reason = "the operands of one fused backward")]
+    fn logits_backward(
+        &self,
+        logits: Self::Float,
+        targets: &Self::Ids,
+        inv_temperature: f64,
+        vocab: usize,
+        stats: &TokenStats,
+        a: &[f64],
+        b: &[f64],
+    ) -> Result<Self::Tensor>;
+
+    // ---- optimizer ----
+
+    /// `Σ x²`, in a fixed order, in f64.
+    fn sum_squares(&self, x: &Self::Float) -> Result<f64>;
+    /// One step on one parameter. Without `master` the weight itself is the master (CPU).
+    #[allow(clippy::too_many_arguments, reason = "the operands of one fused update")]
+    fn adamw(
+        &self,
+        step: &AdamW,
+        grad: &Self::Float,
+        m: &mut Self::Float,
+        v: &mut Self::Float,
+        master: Option<&mut Self::Float>,
+        weight: &mut Self::Tensor,
+    ) -> Result<()>;
+}
