@@ -1,1 +1,22 @@
-//! host/model
+//! A model from its files to its arithmetic: what it is ([`spec`], [`families`]), its tensors ([`params`]), Hugging
+//! Face directories read and written ([`hf`]), GGUF imported ([`gguf`]), tokenizer and chat template ([`text`]), and
+//! the layers over any device.
+//!
+//! It knows no loss, no optimizer and no server. Read [`spec`] first, then [`hf`].
+#![forbid(unsafe_code)]
+
+pub mod error;
+pub mod families;
+pub mod hf;
+pub mod init;
+pub mod layers;
+pub mod network;
+pub mod params;
+pub mod spec;
+pub mod text;
+
+pub use error::{Error, Result};
+pub use hf::ModelFiles;
+pub use network::{Activations, Network, PagedRows};
+pub use params::{ParamKind, ParamSpec, Part, params};
+pub use spec::{Attention, Ffn, LayerSpec, ModelSpec, Rope, RopeScaling};

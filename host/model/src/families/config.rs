@@ -1,0 +1,239 @@
+//! Reading `config.json`: typed keys, the two ways rope is written, and refusals by name.
+//!
+//! An absent key and `null` are the same, as in transformers. A key that would change the arithmetic is never ignored.
+
+use crate::spec::{Rope, RopeScaling};
+use crate::{Error, Result};
+use serde_json::{Map, Value};
+use slime_kernels::RopeStyle;
+
+/// A model's `config.json`.
+#[derive(Clone, Debug)]
+pub struct HfConfig {
+    file: String,
+    values: Map<String, Value>,
+}
+
+impl HfConfig {
+    /// From parsed JSON; `file` names it in errors.
+    ///
+    /// # Errors
+    /// JSON that is not an object.
+    pub fn new(file: impl Into<String>, json: Value) -> Result<Self> {
+        let file = file.into();
+        match json {
+            Value::Object(values) => Ok(Self { file, values }),
+            _ => Err(Error::Config {
+                file,
+                detail: "is not a JSON object".into(),
+            }),
+        }
+    }
+
+    /// The file's name for errors.
+    pub fn file(&self) -> &str {
+        &self.file
+    }
+
+    /// The value of `key`; `null` counts as absent.
+    pub fn get(&self, key: &str) -> Option<&Value> {
+        self.values.get(key).filter(|v| !v.is_null())
+    }
+
+    /// A string that must be there.
+    ///
+    /// # Errors
+    /// It is missing or not a string.
+    pub fn text(&self, key: &str) -> Result<String> {
+        self.typed(key, "a string", |v| v.as_str().map(str::to_owned))?
+            .ok_or_else(|| self.missing(key))
+    }
+
+    pub(crate) fn count(&self, key: &str) -> Result<usize> {
+        self.count_if_any(key)?.ok_or_else(|| self.missing(key))
+    }
+
+    pub(crate) fn count_if_any(&self, key: &str) -> Result<Option<usize>> {
+        self.typed(key, "a whole number", |v| {
+            v.as_u64().and_then(|n| usize::try_from(n).ok())
+        })
+    }
+
+    pub(crate) fn number_or(&self, key: &str, default: f64) -> Result<f64> {
+        Ok(self
+            .typed(key, "a number", Value::as_f64)?
+            .unwrap_or(default))
+    }
+
+    pub(crate) fn flag_or(&self, key: &str, default: bool) -> Result<bool> {
+        Ok(self
+            .typed(key, "true or false", Value::as_bool)?
+            .unwrap_or(default))
+    }
+
+    /// Refuse `key` unless it is absent or one of the values that leave the arithmetic as it is.
+    pub(crate) fn only(&self, family: &'static str, key: &str, allowed: &[Value]) -> Result<()> {
+        match self.get(key) {
+            Some(value) if !allowed.iter().any(|a| same(a, value)) => {
+                let list: Vec<String> = allowed.iter().map(Value::to_string).collect();
+                Err(self.unsupported(
+                    family,
+                    key,
+                    value,
+                    format!("supported: {}", list.join(", ")),
+                ))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Refuse what no family here computes.
+    pub(crate) fn refuse_common(&self, family: &'static str) -> Result<()> {
+        self.only(family, "hidden_act", &["silu".into()])?;
+        self.only(family, "mlp_bias", &[false.into()])?;
+        self.only(family, "attention_dropout", &[0.into()])?;
+        self.only(family, "partial_rotary_factor", &[1.into()])?;
+        if let Some(value) = self.get("quantization_config") {
+            let cure = "give the unquantised model: training needs its full weights".into();
+            return Err(self.unsupported(family, "quantization_config", value, cure));
+        }
+        let sliding = |v: &Value| v.as_str() != Some("full_attention");
+        match self.get("layer_types") {
+            Some(value)
+                if value
+                    .as_array()
+                    .is_none_or(|kinds| kinds.iter().any(sliding)) =>
+            {
+                Err(self.unsupported(
+                    family,
+                    "layer_types",
+                    value,
+                    "supported: \"full_attention\" in every layer".into(),
+                ))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Refuse attention windows that some layer would use.
+    pub(crate) fn refuse_sliding_window(
+        &self,
+        family: &'static str,
+        num_layers: usize,
+    ) -> Result<()> {
+        let first = self.count_if_any("max_window_layers")?.unwrap_or(0);
+        let used =
+            self.flag_or("use_sliding_window", false)? && self.get("sliding_window").is_some();
+        if used && first < num_layers {
+            let window = self.get("sliding_window").cloned().unwrap_or_default();
+            return Err(self.unsupported(
+                family,
+                "sliding_window",
+                &window,
+                "attention windows are not implemented; set use_sliding_window to false if the sequences are shorter".into(),
+            ));
+        }
+        Ok(())
+    }
+
+    /// Rope over whole heads, from `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling`.
+    pub(crate) fn rope(&self, family: &'static str, dims: usize) -> Result<Rope> {
+        let (key, parameters) = match (
+            self.object("rope_parameters")?,
+            self.object("rope_scaling")?,
+        ) {
+            (Some(p), _) => ("rope_parameters", Some(p)),
+            (None, p) => ("rope_scaling", p),
+        };
+        let inner = parameters.unwrap_or_else(|| Self {
+            file: self.file.clone(),
+            values: Map::new(),
+        });
+        let base = match inner.get("rope_theta") {
+            Some(_) => inner.number_or("rope_theta", 0.0)?,
+            None => self.number_or("rope_theta", 10_000.0)?,
+        };
+        inner.only(family, "partial_rotary_factor", &[1.into()])?;
+        let kind = inner.get("rope_type").or_else(|| inner.get("type"));
+        let scaling = match kind.map(|k| k.as_str().unwrap_or_default()) {
+            None | Some("default") => RopeScaling::None,
+            Some("llama3") => RopeScaling::Llama3 {
+                factor: inner.factor("factor")?,
+                low_freq_factor: inner.factor("low_freq_factor")?,
+                high_freq_factor: inner.factor("high_freq_factor")?,
+                original_max_positions: inner.count("original_max_position_embeddings")?,
+            },
+            Some(_) => {
+                let value = kind.cloned().unwrap_or_default();
+                let key = format!("{key}.rope_type");
+                return Err(self.unsupported(
+                    family,
+                    &key,
+                    &value,
+                    "supported: \"default\", \"llama3\"".into(),
+                ));
+            }
+        };
+        Ok(Rope {
+            base,
+            dims,
+            style: RopeStyle::Half,
+            scaling,
+        })
+    }
+
+    fn factor(&self, key: &str) -> Result<f64> {
+        self.typed(key, "a positive number", |v| {
+            v.as_f64().filter(|x| *x > 0.0)
+        })?
+        .ok_or_else(|| self.missing(key))
+    }
+
+    fn object(&self, key: &str) -> Result<Option<Self>> {
+        let values = self.typed(key, "an object", |v| v.as_object().cloned())?;
+        Ok(values.map(|values| Self {
+            file: self.file.clone(),
+            values,
+        }))
+    }
+
+    fn typed<T>(
+        &self,
+        key: &str,
+        wanted: &str,
+        read: impl Fn(&Value) -> Option<T>,
+    ) -> Result<Option<T>> {
+        match self.get(key) {
+            None => Ok(None),
+            Some(value) => match read(value) {
+                Some(x) => Ok(Some(x)),
+                None => Err(Error::Config {
+                    file: self.file.clone(),
+                    detail: format!("{key} must be {wanted}, but is {value}"),
+                }),
+            },
+        }
+    }
+
+    fn missing(&self, key: &str) -> Error {
+        Error::Config {
+            file: self.file.clone(),
+            detail: format!("{key} is missing"),
+        }
+    }
+
+    fn unsupported(&self, family: &'static str, key: &str, value: &Value, cure: String) -> Error {
+        Error::Unsupported {
+            file: self.file.clone(),
+            key: key.into(),
+            value: value.to_string(),
+            family,
+            cure,
+        }
+    }
+}
+
+/// 0 and 0.0 are the same setting.
+fn same(a: &Value, b: &Value) -> bool {
+    a == b || a.as_f64().is_some_and(|a| b.as_f64() == Some(a))
+}

@@ -1,0 +1,3 @@
+//! Text to tokens and back: tokenizer, chat template, streaming.
+
+pub mod bytes;
