@@ -1,0 +1,351 @@
+// Causal attention of packed sequences on tensor cores (mma.sync m16n8k16, sm_80 and later).
+//
+// A warp owns 16 rows of the output tile; everything it accumulates stays in its registers, so no result depends on another
+// warp and nothing is added by atomics. The backward is two kernels (rows of dQ, rows of dK and dV): 7 products instead of
+// 5, for a bitwise repeatable answer.
+//
+// `tiles`: one int4 a tile, (first row of the sequence, its length, first row of the tile in it, unused).
+#ifndef DIM
+#define DIM 128
+#endif
+#define WARPS 8
+#define ROWS (16 * WARPS)  // rows of the tile a block owns
+#define COLS 64            // rows of the tile it walks over
+#define WALK 32            // the same in attention_dkv, which holds two accumulators
+#define CHUNKS (DIM / 8)   // 16-byte chunks in a row
+#define LOG2E 1.4426950408889634f
+
+struct Tile { int start, length, row, unused; };
+
+__device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
+
+// A tile in shared memory: rows of DIM bf16, the 16-byte chunks of a row permuted by the row so that the 8 rows an
+// ldmatrix reads fall into different banks.
+__device__ __forceinline__ u32 place(u32 tile, int row, int chunk) {
+  return tile + (row * CHUNKS + (chunk ^ (row & 7))) * 16;
+}
+
+__device__ __forceinline__ void copy16(u32 to, const void* from, bool real) {
+  int bytes = real ? 16 : 0;  // past the sequence's end: zeros
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes));
+}
+__device__ __forceinline__ void commit() { asm volatile("cp.async.commit_group;"); }
+template <int N> __device__ __forceinline__ void wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N)); }
+
+// Rows [row, row + count) of a matrix whose row 0 is `base`, `stride` elements apart; rows at `end` and beyond are zeros.
+template <int COUNT>
+__device__ __forceinline__ void fetch(u32 tile, const u16* base, i64 stride, int row, int end) {
+#pragma unroll
+  for (int i = threadIdx.x; i < COUNT * CHUNKS; i += WARPS * 32) {
+    int r = i / CHUNKS, c = i % CHUNKS;
+    bool real = row + r < end;
+    copy16(place(tile, r, c), base + (i64)(real ? row + r : 0) * stride + c * 8, real);
+  }
+}
+
+__device__ __forceinline__ void ldmatrix(u32* r, u32 address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address));
+}
+__device__ __forceinline__ void ldmatrix_t(u32* r, u32 address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address));
+}
+__device__ __forceinline__ void mma(float* d, const u32* a, const u32* b) {
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+// 16 x 16 of A from rows `row..` and elements `16 k..` of a tile.
+__device__ __forceinline__ void load_a(u32* r, u32 tile, int row, int k) {
+  int lane = threadIdx.x & 31;
+  ldmatrix(r, place(tile, row + (lane & 15), 2 * k + (lane >> 4)));
+}
+// B for 16 columns and 16 of the inner dimension, where the tile's rows are columns of B: {b0, b1} of columns 0-7, then 8-15.
+__device__ __forceinline__ void load_b(u32* r, u32 tile, int column, int k) {
+  int lane = threadIdx.x & 31;
+  ldmatrix(r, place(tile, column + (lane & 7) + ((lane >> 4) << 3), 2 * k + ((lane >> 3) & 1)));
+}
+// The same where the tile's rows are the inner dimension.
+__device__ __forceinline__ void load_b_t(u32* r, u32 tile, int inner, int column) {
+  int lane = threadIdx.x & 31;
+  ldmatrix_t(r, place(tile, inner + (lane & 15), column / 8 + (lane >> 4)));
+}
+
+// s[16, N] = A B^T over DIM: A from rows of `a`, B's columns are the N rows of `b`.
+template <int N>
+__device__ __forceinline__ void product(float (*s)[4], u32 a, int a_row, u32 b) {
+#pragma unroll
+  for (int n = 0; n < N / 8; n++)
+#pragma unroll
+    for (int i = 0; i < 4; i++) s[n][i] = 0.f;
+#pragma unroll
+  for (int k = 0; k < DIM / 16; k++) {
+    u32 fa[4];
+    load_a(fa, a, a_row, k);
+#pragma unroll
+    for (int n = 0; n < N / 16; n++) {
+      u32 fb[4];
+      load_b(fb, b, 16 * n, k);
+      mma(s[2 * n], fa, fb);
+      mma(s[2 * n + 1], fa, fb + 2);
+    }
+  }
+}
+
+// acc[16, DIM] += P B: P is N columns of accumulators rounded to bf16, B's rows are the N rows of `b`.
+template <int N>
+__device__ __forceinline__ void accumulate(float (*acc)[4], float (*p)[4], u32 b) {
+#pragma unroll
+  for (int k = 0; k < N / 16; k++) {
+    u32 fa[4] = {pack2(p[2 * k][0], p[2 * k][1]), pack2(p[2 * k][2], p[2 * k][3]),
+                 pack2(p[2 * k + 1][0], p[2 * k + 1][1]), pack2(p[2 * k + 1][2], p[2 * k + 1][3])};
+#pragma unroll
+    for (int n = 0; n < DIM / 16; n++) {
+      u32 fb[4];
+      load_b_t(fb, b, 16 * k, 16 * n);
+      mma(acc[2 * n], fa, fb);
+      mma(acc[2 * n + 1], fa, fb + 2);
+    }
+  }
+}
+
+// Rows `row` and `row + 8` of a warp's accumulator, scaled, to bf16 in memory.
+__device__ __forceinline__ void put(float (*acc)[4], u16* base, i64 stride, int row, int end, float s0, float s1) {
+  int lane = threadIdx.x & 31;
+#pragma unroll
+  for (int n = 0; n < DIM / 8; n++) {
+    int c = 8 * n + 2 * (lane & 3);
+    if (row < end) *reinterpret_cast<u32*>(base + row * stride + c) = pack2(acc[n][0] * s0, acc[n][1] * s0);
+    if (row + 8 < end) *reinterpret_cast<u32*>(base + (row + 8) * stride + c) = pack2(acc[n][2] * s1, acc[n][3] * s1);
+  }
+}
+
+__device__ __forceinline__ float quad_max(float v) {
+  v = fmaxf(v, __shfl_xor_sync(0xffffffffu, v, 1));
+  return fmaxf(v, __shfl_xor_sync(0xffffffffu, v, 2));
+}
+__device__ __forceinline__ float quad_sum(float v) {
+  v += __shfl_xor_sync(0xffffffffu, v, 1);
+  return v + __shfl_xor_sync(0xffffffffu, v, 2);
+}
+
+extern "C" __global__ void __launch_bounds__(WARPS * 32)
+attention_forward(const u16* qkv, const Tile* tiles, u16* o, float* lse, int tokens, int nq, int nkv, float scale) {
+  extern __shared__ __align__(128) u8 memory[];
+  u32 q = shared_address(memory), k = q + ROWS * DIM * 2, v = k + 2 * COLS * DIM * 2;
+  Tile tile = tiles[blockIdx.x];
+  int h = blockIdx.y, g = h / (nq / nkv), warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+  i64 width = (i64)(nq + 2 * nkv) * DIM;
+  const u16* rows = qkv + tile.start * width;
+  const u16 *qs = rows + h * DIM, *ks = rows + (nq + g) * DIM, *vs = ks + nkv * DIM;
+
+  fetch<ROWS>(q, qs, width, tile.row, tile.length);
+  fetch<COLS>(k, ks, width, 0, tile.length);
+  fetch<COLS>(v, vs, width, 0, tile.length);
+  commit();
+
+  int row = tile.row + 16 * warp + (lane >> 2);  // and row + 8
+  float acc[DIM / 8][4] = {}, m0 = -INF, m1 = -INF, l0 = 0.f, l1 = 0.f;
+  float factor = scale * LOG2E;
+  int last = min(tile.row + ROWS, tile.length);
+  int steps = (last + COLS - 1) / COLS;
+  for (int step = 0; step < steps; step++) {
+    int odd = step & 1;
+    if (step + 1 < steps) {
+      fetch<COLS>(k + (odd ^ 1) * COLS * DIM * 2, ks, width, (step + 1) * COLS, tile.length);
+      fetch<COLS>(v + (odd ^ 1) * COLS * DIM * 2, vs, width, (step + 1) * COLS, tile.length);
+      commit();
+      wait<1>();
+    } else {
+      wait<0>();
+    }
+    __syncthreads();
+    int first = step * COLS;
+    if (first <= tile.row + 16 * warp + 15) {  // else every key lies after every row of this warp
+      float s[COLS / 8][4];
+      product<COLS>(s, q, 16 * warp, k + odd * COLS * DIM * 2);
+      if (first + COLS > tile.row + 16 * warp || first + COLS > tile.length) {
+#pragma unroll
+        for (int n = 0; n < COLS / 8; n++)
+#pragma unroll
+          for (int i = 0; i < 4; i++) {
+            int key = first + 8 * n + 2 * (lane & 3) + (i & 1);
+            if (key > row + 8 * (i >> 1) || key >= tile.length) s[n][i] = -INF;
+          }
+      }
+      float a0 = m0, a1 = m1;
+#pragma unroll
+      for (int n = 0; n < COLS / 8; n++) {
+        a0 = fmaxf(a0, fmaxf(s[n][0], s[n][1]));
+        a1 = fmaxf(a1, fmaxf(s[n][2], s[n][3]));
+      }
+      a0 = quad_max(a0);
+      a1 = quad_max(a1);
+      float b0 = a0 == -INF ? 0.f : a0 * factor, b1 = a1 == -INF ? 0.f : a1 * factor;
+      float c0 = exp2f(m0 * factor - b0), c1 = exp2f(m1 * factor - b1);
+      m0 = a0;
+      m1 = a1;
+      float t0 = 0.f, t1 = 0.f;
+#pragma unroll
+      for (int n = 0; n < COLS / 8; n++) {
+        s[n][0] = exp2f(s[n][0] * factor - b0);
+        s[n][1] = exp2f(s[n][1] * factor - b0);
+        s[n][2] = exp2f(s[n][2] * factor - b1);
+        s[n][3] = exp2f(s[n][3] * factor - b1);
+        t0 += s[n][0] + s[n][1];
+        t1 += s[n][2] + s[n][3];
+      }
+      l0 = l0 * c0 + t0;
+      l1 = l1 * c1 + t1;
+#pragma unroll
+      for (int n = 0; n < DIM / 8; n++) {
+        acc[n][0] *= c0;
+        acc[n][1] *= c0;
+        acc[n][2] *= c1;
+        acc[n][3] *= c1;
+      }
+      accumulate<COLS>(acc, s, v + odd * COLS * DIM * 2);
+    }
+    __syncthreads();
+  }
+  l0 = quad_sum(l0);
+  l1 = quad_sum(l1);
+  put(acc, o + (i64)tile.start * nq * DIM + h * DIM, (i64)nq * DIM, row, tile.length, 1.f / l0, 1.f / l1);
+  if ((lane & 3) == 0) {
+    float* out = lse + (i64)h * tokens + tile.start;
+    if (row < tile.length) out[row] = m0 * scale + logf(l0);
+    if (row + 8 < tile.length) out[row + 8] = m1 * scale + logf(l1);
+  }
+}
+
+// dQ: a block owns ROWS queries of one head and walks over the keys.
+extern "C" __global__ void __launch_bounds__(WARPS * 32)
+attention_dq(const u16* dout, const u16* qkv, const float* lse, const float* delta, const Tile* tiles, u16* dqkv, int tokens,
+             int nq, int nkv, float scale) {
+  extern __shared__ __align__(128) u8 memory[];
+  u32 q = shared_address(memory), d = q + ROWS * DIM * 2, k = d + ROWS * DIM * 2, v = k + 2 * COLS * DIM * 2;
+  Tile tile = tiles[blockIdx.x];
+  int h = blockIdx.y, g = h / (nq / nkv), warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+  i64 width = (i64)(nq + 2 * nkv) * DIM;
+  const u16* rows = qkv + tile.start * width;
+  const u16 *ks = rows + (nq + g) * DIM, *vs = ks + nkv * DIM;
+
+  fetch<ROWS>(q, rows + h * DIM, width, tile.row, tile.length);
+  fetch<ROWS>(d, dout + (i64)tile.start * nq * DIM + h * DIM, (i64)nq * DIM, tile.row, tile.length);
+  fetch<COLS>(k, ks, width, 0, tile.length);
+  fetch<COLS>(v, vs, width, 0, tile.length);
+  commit();
+
+  int row = tile.row + 16 * warp + (lane >> 2);
+  const float *ls = lse + (i64)h * tokens + tile.start, *ds = delta + (i64)h * tokens + tile.start;
+  float l0 = 0.f, l1 = 0.f, d0 = 0.f, d1 = 0.f;
+  if (row < tile.length) { l0 = ls[row] * LOG2E; d0 = ds[row]; }
+  if (row + 8 < tile.length) { l1 = ls[row + 8] * LOG2E; d1 = ds[row + 8]; }
+  float acc[DIM / 8][4] = {};
+  float factor = scale * LOG2E;
+  int last = min(tile.row + ROWS, tile.length);
+  int steps = (last + COLS - 1) / COLS;
+  for (int step = 0; step < steps; step++) {
+    int odd = step & 1;
+    if (step + 1 < steps) {
+      fetch<COLS>(k + (odd ^ 1) * COLS * DIM * 2, ks, width, (step + 1) * COLS, tile.length);
+      fetch<COLS>(v + (odd ^ 1) * COLS * DIM * 2, vs, width, (step + 1) * COLS, tile.length);
+      commit();
+      wait<1>();
+    } else {
+      wait<0>();
+    }
+    __syncthreads();
+    int first = step * COLS;
+    if (first <= tile.row + 16 * warp + 15) {
+      float s[COLS / 8][4], p[COLS / 8][4];
+      product<COLS>(s, q, 16 * warp, k + odd * COLS * DIM * 2);
+      product<COLS>(p, d, 16 * warp, v + odd * COLS * DIM * 2);
+#pragma unroll
+      for (int n = 0; n < COLS / 8; n++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+          int key = first + 8 * n + 2 * (lane & 3) + (i & 1);
+          bool seen = key <= row + 8 * (i >> 1) && key < tile.length;
+          float e = seen ? exp2f(s[n][i] * factor - (i < 2 ? l0 : l1)) : 0.f;
+          s[n][i] = e * (p[n][i] - (i < 2 ? d0 : d1));
+        }
+      accumulate<COLS>(acc, s, k + odd * COLS * DIM * 2);
+    }
+    __syncthreads();
+  }
+  put(acc, dqkv + tile.start * width + h * DIM, width, row, tile.length, scale, scale);
+}
+
+// dK and dV: a block owns ROWS keys of one kv head and walks over the queries that see them, head after head of the group.
+extern "C" __global__ void __launch_bounds__(WARPS * 32)
+attention_dkv(const u16* dout, const u16* qkv, const float* lse, const float* delta, const Tile* tiles, u16* dqkv, int tokens,
+              int nq, int nkv, float scale) {
+  extern __shared__ __align__(128) u8 memory[];
+  __shared__ float stats[2][2][WALK];  // [buffer][lse, delta][query]
+  u32 k = shared_address(memory), v = k + ROWS * DIM * 2, q = v + ROWS * DIM * 2, d = q + 2 * WALK * DIM * 2;
+  Tile tile = tiles[blockIdx.x];
+  int g = blockIdx.y, group = nq / nkv, warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+  i64 width = (i64)(nq + 2 * nkv) * DIM, out_width = (i64)nq * DIM;
+  const u16* rows = qkv + tile.start * width;
+  const u16* douts = dout + tile.start * out_width;
+
+  int begin = tile.row / WALK;                              // the first queries that see a key of this tile
+  int per_head = (tile.length + WALK - 1) / WALK - begin;
+  int steps = per_head * group;
+  auto load = [&](int step, int buffer) {
+    int h = g * group + step / per_head, first = (begin + step % per_head) * WALK;
+    fetch<WALK>(q + buffer * WALK * DIM * 2, rows + h * DIM, width, first, tile.length);
+    fetch<WALK>(d + buffer * WALK * DIM * 2, douts + h * DIM, out_width, first, tile.length);
+    if (threadIdx.x < 2 * WALK) {
+      int r = first + threadIdx.x % WALK;
+      const float* from = threadIdx.x < WALK ? lse : delta;
+      float x = r < tile.length ? from[(i64)h * tokens + tile.start + r] : 0.f;
+      stats[buffer][threadIdx.x / WALK][threadIdx.x % WALK] = threadIdx.x < WALK ? x * LOG2E : x;
+    }
+    commit();
+  };
+  fetch<ROWS>(k, rows + (nq + g) * DIM, width, tile.row, tile.length);
+  fetch<ROWS>(v, rows + (nq + nkv + g) * DIM, width, tile.row, tile.length);
+  load(0, 0);
+
+  int row = tile.row + 16 * warp + (lane >> 2);
+  float dk[DIM / 8][4] = {}, dv[DIM / 8][4] = {};
+  float factor = scale * LOG2E;
+  for (int step = 0; step < steps; step++) {
+    int odd = step & 1;
+    if (step + 1 < steps) {
+      load(step + 1, odd ^ 1);
+      wait<1>();
+    } else {
+      wait<0>();
+    }
+    __syncthreads();
+    int first = (begin + step % per_head) * WALK;
+    if (first + WALK > tile.row + 16 * warp) {  // else every query lies before every key of this warp
+      float s[WALK / 8][4], p[WALK / 8][4];
+      product<WALK>(s, k, 16 * warp, q + odd * WALK * DIM * 2);
+#pragma unroll
+      for (int n = 0; n < WALK / 8; n++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+          int c = 8 * n + 2 * (lane & 3) + (i & 1);
+          bool seen = row + 8 * (i >> 1) <= first + c && first + c < tile.length;
+          s[n][i] = seen ? exp2f(s[n][i] * factor - stats[odd][0][c]) : 0.f;
+        }
+      accumulate<WALK>(dv, s, d + odd * WALK * DIM * 2);
+      product<WALK>(p, v, 16 * warp, d + odd * WALK * DIM * 2);
+#pragma unroll
+      for (int n = 0; n < WALK / 8; n++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) s[n][i] *= p[n][i] - stats[odd][1][8 * n + 2 * (lane & 3) + (i & 1)];
+      accumulate<WALK>(dk, s, q + odd * WALK * DIM * 2);
+    }
+    __syncthreads();
+  }
+  u16* out = dqkv + tile.start * width;
+  put(dk, out + (nq + g) * DIM, width, row, tile.length, scale, scale);
+  put(dv, out + (nq + nkv + g) * DIM, width, row, tile.length, 1.f, 1.f);
+}

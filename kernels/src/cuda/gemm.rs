@@ -1,0 +1,220 @@
+//! Matrix products through cublasLt, with the plan of each shape chosen once by timing.
+//!
+//! cublasLt is column-major; a row-major `[rows, cols]` is its `[cols, rows]`, so `y = x Wᵀ` is asked for as
+//! `yᵀ = W xᵀ`.
+
+use super::device::Device;
+use crate::{Error, Result};
+use cudarc::cublaslt::{result as lt, sys};
+use std::collections::HashMap;
+use std::ffi::c_void;
+use std::sync::Mutex;
+
+const WORKSPACE_BYTES: usize = 64 << 20;
+/// Plans that cublasLt proposes and we time.
+const CANDIDATES: usize = 8;
+
+/// What cublasLt is asked for, in its own column-major terms: `c[m, n] = op(a) op(b) (+ c)`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Shape {
+    pub(super) m: usize,
+    pub(super) n: usize,
+    pub(super) k: usize,
+    pub(super) transpose_a: bool,
+    pub(super) transpose_b: bool,
+    /// fp32 output, else bf16.
+    pub(super) float_out: bool,
+    /// Add to the output instead of replacing it.
+    pub(super) accumulate: bool,
+}
+
+struct Plan {
+    desc: sys::cublasLtMatmulDesc_t,
+    layouts: [sys::cublasLtMatrixLayout_t; 3],
+    algo: sys::cublasLtMatmulAlgo_t,
+}
+
+pub(super) struct Gemm {
+    inner: Mutex<Inner>,
+}
+
+struct Inner {
+    handle: sys::cublasLtHandle_t,
+    plans: HashMap<Shape, Plan>,
+    workspace: super::pool::Block,
+}
+
+// SAFETY: cublasLt handles and descriptors may be used from any thread, one at a time; the mutex in `Gemm` sees to that.
+unsafe impl Send for Inner {}
+
+fn check(what: &'static str, status: sys::cublasStatus_t) -> Result<()> {
+    if status == sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS {
+        return Ok(());
+    }
+    Err(Error::Device { library: "cublasLt", detail: format!("{what}: {status:?}") })
+}
+
+impl Gemm {
+    pub(super) fn new(device: &Device) -> Result<Self> {
+        let handle =
+            lt::create_handle().map_err(|e| Error::Device { library: "cublasLt", detail: format!("no handle: {e:?}") })?;
+        let workspace = device.pool.take(WORKSPACE_BYTES, "the matrix product workspace")?;
+        Ok(Self { inner: Mutex::new(Inner { handle, plans: HashMap::new(), workspace }) })
+    }
+
+    pub(super) fn run(&self, device: &Device, shape: Shape, a: u64, b: u64, c: u64) -> Result<()> {
+        if shape.m == 0 || shape.n == 0 || shape.k == 0 {
+            return Ok(());
+        }
+        device.bind()?;
+        let mut inner = self.inner.lock().unwrap_or_else(|e| e.into_inner());
+        if !inner.plans.contains_key(&shape) {
+            let plan = inner.plan(device, shape, a, b)?;
+            inner.plans.insert(shape, plan);
+        }
+        let plan = &inner.plans[&shape];
+        let beta = if shape.accumulate { 1.0 } else { 0.0 };
+        inner.launch(device, plan, &plan.algo, a, b, c, beta)
+    }
+}
+
+impl Inner {
+    #[allow(clippy::too_many_arguments, reason = "the operands of one cublasLt call")]
+    fn launch(
+        &self,
+        device: &Device,
+        plan: &Plan,
+        algo: &sys::cublasLtMatmulAlgo_t,
+        a: u64,
+        b: u64,
+        c: u64,
+        beta: f32,
+    ) -> Result<()> {
+        let alpha = 1.0f32;
+        // SAFETY: descriptors and layouts live in the plan, the pointers are device memory of at least the layouts' sizes,
+        // and the workspace is as large as said.
+        let status = unsafe {
+            sys::cublasLtMatmul(
+                self.handle,
+                plan.desc,
+                (&raw const alpha).cast(),
+                a as *const c_void,
+                plan.layouts[0],
+                b as *const c_void,
+                plan.layouts[1],
+                (&raw const beta).cast(),
+                c as *const c_void,
+                plan.layouts[2],
+                c as *mut c_void,
+                plan.layouts[2],
+                algo,
+                self.workspace.ptr as *mut c_void,
+                WORKSPACE_BYTES,
+                device.stream.cu_stream().cast(),
+            )
+        };
+        check("matmul", status)
+    }
+
+    /// Ask for candidates, time each on the real operands and keep the fastest. The trial writes to scratch memory, so an
+    /// accumulating product is not disturbed.
+    fn plan(&self, device: &Device, shape: Shape, a: u64, b: u64) -> Result<Plan> {
+        let (desc, layouts) = describe(shape)?;
+        let found = self.candidates(desc, &layouts)?;
+        let mut plan = Plan { desc, layouts, algo: found[0].algo };
+        if found.len() > 1 {
+            let scratch =
+                device.pool.take(shape.m * shape.n * if shape.float_out { 4 } else { 2 }, "a matrix product trial")?;
+            let beta = if shape.accumulate { 1.0 } else { 0.0 };
+            let mut best = f32::INFINITY;
+            for candidate in &found {
+                let run = || self.launch(device, &plan, &candidate.algo, a, b, scratch.ptr, beta);
+                if run().is_err() {
+                    continue;
+                }
+                let ms = device.time_ms(3, run)?;
+                if ms < best {
+                    best = ms;
+                    plan.algo = candidate.algo;
+                }
+            }
+        }
+        Ok(plan)
+    }
+
+    fn candidates(
+        &self,
+        desc: sys::cublasLtMatmulDesc_t,
+        layouts: &[sys::cublasLtMatrixLayout_t; 3],
+    ) -> Result<Vec<sys::cublasLtMatmulHeuristicResult_t>> {
+        let bytes = WORKSPACE_BYTES;
+        // SAFETY: every pointer is to a live local; the preference is destroyed before return.
+        unsafe {
+            let mut preference = std::ptr::null_mut();
+            check("preference", sys::cublasLtMatmulPreferenceCreate(&mut preference))?;
+            check(
+                "workspace limit",
+                sys::cublasLtMatmulPreferenceSetAttribute(
+                    preference,
+                    sys::cublasLtMatmulPreferenceAttributes_t::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+                    (&raw const bytes).cast(),
+                    size_of::<usize>(),
+                ),
+            )?;
+            let mut found: [sys::cublasLtMatmulHeuristicResult_t; CANDIDATES] = std::mem::zeroed();
+            let mut count = 0;
+            let status = sys::cublasLtMatmulAlgoGetHeuristic(
+                self.handle,
+                desc,
+                layouts[0],
+                layouts[1],
+                layouts[2],
+                layouts[2],
+                preference,
+                CANDIDATES as i32,
+                found.as_mut_ptr(),
+                &mut count,
+            );
+            sys::cublasLtMatmulPreferenceDestroy(preference);
+            check("heuristic", status)?;
+            if count == 0 {
+                return Err(Error::Device { library: "cublasLt", detail: "no algorithm for this product".into() });
+            }
+            Ok(found[..count as usize].to_vec())
+        }
+    }
+}
+
+fn describe(shape: Shape) -> Result<(sys::cublasLtMatmulDesc_t, [sys::cublasLtMatrixLayout_t; 3])> {
+    use sys::cublasLtMatmulDescAttributes_t as Attribute;
+    let half = sys::cudaDataType_t::CUDA_R_16BF;
+    let out = if shape.float_out { sys::cudaDataType_t::CUDA_R_32F } else { half };
+    let layout = |kind, rows: usize, cols: usize| {
+        let mut layout = std::ptr::null_mut();
+        // SAFETY: writes one handle to a live local.
+        let status = unsafe { sys::cublasLtMatrixLayoutCreate(&mut layout, kind, rows as u64, cols as u64, rows as i64) };
+        check("layout", status).map(|()| layout)
+    };
+    let a = if shape.transpose_a { layout(half, shape.k, shape.m) } else { layout(half, shape.m, shape.k) }?;
+    let b = if shape.transpose_b { layout(half, shape.n, shape.k) } else { layout(half, shape.k, shape.n) }?;
+    let c = layout(out, shape.m, shape.n)?;
+    let mut desc = std::ptr::null_mut();
+    // SAFETY: writes one handle to a live local.
+    check("descriptor", unsafe {
+        sys::cublasLtMatmulDescCreate(
+            &mut desc,
+            sys::cublasComputeType_t::CUBLAS_COMPUTE_32F,
+            sys::cudaDataType_t::CUDA_R_32F,
+        )
+    })?;
+    for (attribute, value) in [
+        (Attribute::CUBLASLT_MATMUL_DESC_TRANSA, i32::from(shape.transpose_a)),
+        (Attribute::CUBLASLT_MATMUL_DESC_TRANSB, i32::from(shape.transpose_b)),
+    ] {
+        // SAFETY: reads four bytes of a live local.
+        check("transpose", unsafe {
+            sys::cublasLtMatmulDescSetAttribute(desc, attribute, (&raw const value).cast(), size_of::<i32>())
+        })?;
+    }
+    Ok((desc, [a, b, c]))
+}

@@ -1,0 +1,100 @@
+//! The CUDA backend: bf16 tensors, fp32 accumulators, one stream.
+//!
+//! Nothing of CUDA is needed to build it; libraries are found at run time ([`library`]), kernels are text compiled by NVRTC
+//! ([`nvrtc`]). It is not row-invariant across matrix products yet: cublasLt may choose another summation order for
+//! another number of rows. Read [`ops`](self) as the list of launches, the operation folders for what each kernel does.
+
+mod device;
+mod gemm;
+pub mod library;
+pub mod nvrtc;
+mod ops;
+mod pool;
+mod sources;
+
+pub use sources::all as sources;
+
+use crate::{Error, Result};
+use device::Device;
+use gemm::Gemm;
+use pool::Block;
+use std::sync::Arc;
+
+/// bf16, row-major.
+#[derive(Clone)]
+pub struct Tensor {
+    block: Arc<Block>,
+    rows: usize,
+    cols: usize,
+}
+
+/// fp32, row-major.
+pub struct Float {
+    block: Block,
+    rows: usize,
+    cols: usize,
+}
+
+/// Ids on the device, and on the host for what is sorted there.
+pub struct Ids {
+    block: Block,
+    host: Vec<u32>,
+}
+
+/// Keys and values: `[layers, blocks, block tokens, kv heads × dim]` each.
+pub struct KvCache {
+    keys: Block,
+    values: Block,
+    layer_elements: usize,
+}
+
+/// One NVIDIA GPU.
+pub struct Cuda {
+    device: Device,
+    gemm: Gemm,
+}
+
+impl Cuda {
+    /// Open GPU `ordinal`.
+    ///
+    /// # Errors
+    /// A library is missing (named, with the cure), or the driver fails.
+    pub fn open(ordinal: usize) -> Result<Self> {
+        let device = Device::open(ordinal)?;
+        let gemm = Gemm::new(&device)?;
+        Ok(Self { device, gemm })
+    }
+
+    /// The GPU's name.
+    ///
+    /// # Errors
+    /// The driver fails.
+    pub fn name(&self) -> Result<String> {
+        self.device.context.name().map_err(driver)
+    }
+
+    /// Bytes of device memory in use at the worst moment so far.
+    pub fn peak_bytes(&self) -> usize {
+        self.device.pool.peak_bytes()
+    }
+
+    /// Wait for everything launched so far.
+    ///
+    /// # Errors
+    /// An earlier kernel failed.
+    pub fn synchronize(&self) -> Result<()> {
+        self.device.stream.synchronize().map_err(driver)
+    }
+
+    /// Mean milliseconds of one of `runs` calls, by device events.
+    ///
+    /// # Errors
+    /// What `call` returns.
+    pub fn time_ms(&self, runs: u32, call: impl FnMut() -> Result<()>) -> Result<f32> {
+        self.device.time_ms(runs, call)
+    }
+}
+
+fn driver(error: cudarc::driver::DriverError) -> Error {
+    Error::Device { library: "driver", detail: error.to_string() }
+}

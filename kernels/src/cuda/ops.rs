@@ -1,0 +1,728 @@
+//! Every operation as one or two launches. Shapes are checked here, arithmetic is in the `.cu` files.
+
+use super::device::Arg::{self, Float as F, Int, Long, Ptr};
+use super::gemm::Shape;
+use super::sources::{self, BLOCK_TOKENS};
+use super::{Cuda, Float, Ids, KvCache, Tensor};
+use crate::{AdamW, Error, Heads, Norms, Ops, PagedSequence, Result, RopeTable, Sequences, TokenStats};
+use half::bf16;
+use std::sync::Arc;
+
+/// Vectors of 8 bf16 are the unit of memory traffic, so every row must be whole vectors.
+const VECTOR: usize = 8;
+const THREADS: u32 = 256;
+
+fn shape_error(op: &'static str, detail: String) -> Error {
+    Error::Shape { op, detail }
+}
+
+fn expect(op: &'static str, fits: bool, detail: impl FnOnce() -> String) -> Result<()> {
+    if fits { Ok(()) } else { Err(shape_error(op, detail())) }
+}
+
+fn whole_vectors(op: &'static str, cols: usize) -> Result<()> {
+    expect(op, cols.is_multiple_of(VECTOR), || format!("rows of {cols} columns; CUDA kernels need a multiple of {VECTOR}"))
+}
+
+impl Cuda {
+    fn new_tensor(&self, rows: usize, cols: usize, what: &str) -> Result<Tensor> {
+        Ok(Tensor { block: Arc::new(self.device.pool.take(rows * cols * 2, what)?), rows, cols })
+    }
+
+    fn new_float(&self, rows: usize, cols: usize, what: &str) -> Result<Float> {
+        Ok(Float { block: self.device.pool.take(rows * cols * 4, what)?, rows, cols })
+    }
+
+    /// Blocks for a grid-stride loop over `n` items.
+    fn grid(&self, n: usize) -> (u32, u32, u32) {
+        let blocks = n.div_ceil(THREADS as usize).min(self.device.num_sms as usize * 16);
+        (blocks as u32, 1, 1)
+    }
+
+    /// Sum `parts: [parts, cols]` into `out`, in order.
+    fn add_parts(&self, parts: u64, out: u64, num_parts: usize, cols: usize) -> Result<()> {
+        let grid = (cols.div_ceil(THREADS as usize) as u32, 1, 1);
+        let args = [Ptr(parts), Ptr(out), Int(num_parts as i32), Int(cols as i32)];
+        self.device.launch(&sources::rows(), "add_parts", grid, THREADS, 0, &args)
+    }
+
+    #[allow(clippy::too_many_arguments, reason = "one product's operands")]
+    fn product(
+        &self,
+        op: &'static str,
+        (a, a_inner): (&Tensor, usize),
+        (b, b_inner): (&Tensor, usize),
+        shape: Shape,
+        out: u64,
+    ) -> Result<()> {
+        expect(op, a_inner == b_inner, || {
+            format!("[{}, {}] against [{}, {}]: inner sizes {a_inner} and {b_inner}", a.rows, a.cols, b.rows, b.cols)
+        })?;
+        self.gemm.run(&self.device, shape, a.block.ptr, b.block.ptr, out)
+    }
+
+    fn norm_launch(&self, cols: usize) -> Result<(u32, usize)> {
+        whole_vectors("rmsnorm", cols)?;
+        let vectors = cols / VECTOR;
+        let per = vectors.div_ceil(512).next_power_of_two();
+        expect("rmsnorm", per <= 4, || format!("rows of {cols} columns; at most {} fit a block", 4 * 512 * VECTOR))?;
+        Ok(((vectors.div_ceil(per).div_ceil(32) * 32) as u32, per))
+    }
+
+    /// `(first row of the sequence, its length, first row of the tile in it, 0)`, the tiles with the most work first.
+    fn attention_tiles(&self, sequences: &Sequences) -> Result<(super::Block, u32)> {
+        let mut tiles: Vec<[i32; 4]> = sequences
+            .ranges()
+            .flat_map(|r| (0..r.len()).step_by(TILE_ROWS).map(move |row| [r.start as i32, r.len() as i32, row as i32, 0]))
+            .collect();
+        tiles.sort_by_key(|tile| std::cmp::Reverse(tile[2]));
+        let tiles_on_device = self.device.upload(&tiles, "attention tiles")?;
+        Ok((tiles_on_device, tiles.len() as u32))
+    }
+
+    fn sequence_bounds(&self, sequences: &Sequences) -> (Vec<u32>, Vec<u32>) {
+        let first = sequences.ranges().flat_map(|r| std::iter::repeat_n(r.start as u32, r.len())).collect();
+        let last = sequences.ranges().flat_map(|r| std::iter::repeat_n(r.end as u32, r.len())).collect();
+        (first, last)
+    }
+}
+
+/// Rows of the tile a block owns, and of the tiles it walks over; as in `attention/tensor_core.cu`.
+const TILE_ROWS: usize = 128;
+const TILE_COLS: usize = 64;
+const TILE_WALK: usize = 32;
+
+fn tile_bytes(heads: Heads, rows: usize) -> u32 {
+    (rows * heads.dim * 2) as u32
+}
+
+/// Warps of four a block.
+fn warps(jobs: usize) -> ((u32, u32, u32), u32) {
+    ((jobs.div_ceil(4) as u32, 1, 1), 128)
+}
+
+impl Ops for Cuda {
+    type Tensor = Tensor;
+    type Float = Float;
+    type Ids = Ids;
+    type KvCache = KvCache;
+
+    fn tensor(&self, rows: usize, cols: usize, data: &[f32]) -> Result<Tensor> {
+        expect("tensor", data.len() == rows * cols, || format!("{} values for [{rows}, {cols}]", data.len()))?;
+        let rounded: Vec<bf16> = data.iter().map(|&v| bf16::from_f32(v)).collect();
+        Ok(Tensor { block: Arc::new(self.device.upload(&rounded, "a tensor")?), rows, cols })
+    }
+
+    fn tensor_f64(&self, rows: usize, cols: usize, data: &[f64]) -> Result<Tensor> {
+        self.tensor(rows, cols, &data.iter().map(|&v| v as f32).collect::<Vec<_>>())
+    }
+
+    fn shape(&self, x: &Tensor) -> (usize, usize) {
+        (x.rows, x.cols)
+    }
+
+    fn read(&self, x: &Tensor) -> Result<Vec<f32>> {
+        let words: Vec<u16> = self.device.download(&x.block, x.rows * x.cols)?;
+        Ok(words.into_iter().map(|w| bf16::from_bits(w).to_f32()).collect())
+    }
+
+    fn read_f64(&self, x: &Tensor) -> Result<Vec<f64>> {
+        Ok(self.read(x)?.into_iter().map(f64::from).collect())
+    }
+
+    fn float_zeros(&self, rows: usize, cols: usize) -> Result<Float> {
+        let x = self.new_float(rows, cols, "an accumulator")?;
+        self.device.zero(&x.block, rows * cols * 4)?;
+        Ok(x)
+    }
+
+    fn float(&self, rows: usize, cols: usize, data: &[f32]) -> Result<Float> {
+        expect("float", data.len() == rows * cols, || format!("{} values for [{rows}, {cols}]", data.len()))?;
+        Ok(Float { block: self.device.upload(data, "an accumulator")?, rows, cols })
+    }
+
+    fn float_f64(&self, rows: usize, cols: usize, data: &[f64]) -> Result<Float> {
+        self.float(rows, cols, &data.iter().map(|&v| v as f32).collect::<Vec<_>>())
+    }
+
+    fn float_shape(&self, x: &Float) -> (usize, usize) {
+        (x.rows, x.cols)
+    }
+
+    fn read_float(&self, x: &Float) -> Result<Vec<f32>> {
+        self.device.download(&x.block, x.rows * x.cols)
+    }
+
+    fn read_float_f64(&self, x: &Float) -> Result<Vec<f64>> {
+        Ok(self.read_float(x)?.into_iter().map(f64::from).collect())
+    }
+
+    fn zero(&self, x: &mut Float) -> Result<()> {
+        self.device.zero(&x.block, x.rows * x.cols * 4)
+    }
+
+    fn ids(&self, ids: &[u32]) -> Result<Ids> {
+        Ok(Ids { block: self.device.upload(ids, "ids")?, host: ids.to_vec() })
+    }
+
+    fn gather_rows(&self, x: &Tensor, rows: &Ids) -> Result<Tensor> {
+        whole_vectors("gather_rows", x.cols)?;
+        let y = self.new_tensor(rows.host.len(), x.cols, "gathered rows")?;
+        let n = y.rows * y.cols / VECTOR;
+        let args = [Ptr(x.block.ptr), Ptr(rows.block.ptr), Ptr(y.block.ptr), Long(n as i64), Int(x.cols as i32)];
+        self.device.launch(&sources::rows(), "gather_rows", self.grid(n), THREADS, 0, &args)?;
+        Ok(y)
+    }
+
+    fn scatter_rows(&self, x: &Tensor, rows: &Ids, num_rows: usize) -> Result<Tensor> {
+        whole_vectors("scatter_rows", x.cols)?;
+        let y = self.new_tensor(num_rows, x.cols, "scattered rows")?;
+        self.device.zero(&y.block, num_rows * x.cols * 2)?;
+        let n = x.rows * x.cols / VECTOR;
+        let args = [Ptr(x.block.ptr), Ptr(rows.block.ptr), Ptr(y.block.ptr), Long(n as i64), Int(x.cols as i32)];
+        self.device.launch(&sources::rows(), "scatter_rows", self.grid(n), THREADS, 0, &args)?;
+        Ok(y)
+    }
+
+    fn add(&self, x: &Tensor, y: &Tensor) -> Result<Tensor> {
+        expect("add", (x.rows, x.cols) == (y.rows, y.cols), || {
+            format!("[{}, {}] and [{}, {}]", x.rows, x.cols, y.rows, y.cols)
+        })?;
+        whole_vectors("add", x.cols)?;
+        let z = self.new_tensor(x.rows, x.cols, "a sum")?;
+        let n = x.rows * x.cols / VECTOR;
+        let args = [Ptr(x.block.ptr), Ptr(y.block.ptr), Ptr(z.block.ptr), Long(n as i64)];
+        self.device.launch(&sources::rows(), "add", self.grid(n), THREADS, 0, &args)?;
+        Ok(z)
+    }
+
+    fn add_bias(&self, x: &Tensor, b: &Tensor) -> Result<Tensor> {
+        expect("add_bias", x.cols == b.cols, || format!("{} columns and {} biases", x.cols, b.cols))?;
+        whole_vectors("add_bias", x.cols)?;
+        let z = self.new_tensor(x.rows, x.cols, "a biased sum")?;
+        let n = x.rows * x.cols / VECTOR;
+        let args = [Ptr(x.block.ptr), Ptr(b.block.ptr), Ptr(z.block.ptr), Long(n as i64), Int(x.cols as i32)];
+        self.device.launch(&sources::rows(), "add_bias", self.grid(n), THREADS, 0, &args)?;
+        Ok(z)
+    }
+
+    fn accumulate_bias(&self, dy: &Tensor, db: &mut Float) -> Result<()> {
+        let parts = dy.rows.div_ceil(256).clamp(1, 64);
+        let part = self.new_float(parts, dy.cols, "bias partial sums")?;
+        let grid = (dy.cols.div_ceil(32) as u32, parts as u32, 1);
+        let args = [Ptr(dy.block.ptr), Ptr(part.block.ptr), Int(dy.rows as i32), Int(dy.cols as i32)];
+        self.device.launch(&sources::rows(), "column_sum_part", grid, 256, 0, &args)?;
+        self.add_parts(part.block.ptr, db.block.ptr, parts, dy.cols)
+    }
+
+    fn matmul_nt(&self, x: &Tensor, w: &Tensor) -> Result<Tensor> {
+        let y = self.new_tensor(x.rows, w.rows, "a product")?;
+        let shape = Shape {
+            m: w.rows,
+            n: x.rows,
+            k: x.cols,
+            transpose_a: true,
+            transpose_b: false,
+            float_out: false,
+            accumulate: false,
+        };
+        self.product("matmul_nt", (w, w.cols), (x, x.cols), shape, y.block.ptr)?;
+        Ok(y)
+    }
+
+    fn matmul_nn(&self, dy: &Tensor, w: &Tensor) -> Result<Tensor> {
+        let dx = self.new_tensor(dy.rows, w.cols, "a product")?;
+        let shape = Shape {
+            m: w.cols,
+            n: dy.rows,
+            k: dy.cols,
+            transpose_a: false,
+            transpose_b: false,
+            float_out: false,
+            accumulate: false,
+        };
+        self.product("matmul_nn", (w, w.rows), (dy, dy.cols), shape, dx.block.ptr)?;
+        Ok(dx)
+    }
+
+    fn accumulate_tn(&self, dy: &Tensor, x: &Tensor, dw: &mut Float) -> Result<()> {
+        let shape = Shape {
+            m: x.cols,
+            n: dy.cols,
+            k: x.rows,
+            transpose_a: false,
+            transpose_b: true,
+            float_out: true,
+            accumulate: true,
+        };
+        self.product("accumulate_tn", (x, x.rows), (dy, dy.rows), shape, dw.block.ptr)
+    }
+
+    fn embed(&self, table: &Tensor, ids: &Ids) -> Result<Tensor> {
+        whole_vectors("embed", table.cols)?;
+        if let Some(id) = ids.host.iter().find(|&&id| id as usize >= table.rows) {
+            return Err(shape_error("embed", format!("token id {id}, but the table has {} rows", table.rows)));
+        }
+        let y = self.new_tensor(ids.host.len(), table.cols, "embeddings")?;
+        let n = y.rows * y.cols / VECTOR;
+        let args = [Ptr(table.block.ptr), Ptr(ids.block.ptr), Ptr(y.block.ptr), Long(n as i64), Int(table.cols as i32)];
+        self.device.launch(&sources::embedding(), "embed", self.grid(n), THREADS, 0, &args)?;
+        Ok(y)
+    }
+
+    fn accumulate_embed(&self, dx: &Tensor, ids: &Ids, dtable: &mut Float) -> Result<()> {
+        let mut order: Vec<u32> = (0..ids.host.len() as u32).collect();
+        order.sort_by_key(|&row| ids.host[row as usize]); // stable: rows of one id stay in order
+        let (mut distinct, mut first) = (Vec::new(), Vec::new());
+        for (place, &row) in order.iter().enumerate() {
+            let id = ids.host[row as usize];
+            if distinct.last() != Some(&id) {
+                distinct.push(id);
+                first.push(place as u32);
+            }
+        }
+        first.push(order.len() as u32);
+        let distinct_on_device = self.device.upload(&distinct, "ids")?;
+        let first = self.device.upload(&first, "ids")?;
+        let order = self.device.upload(&order, "ids")?;
+        let args = [
+            Ptr(dx.block.ptr),
+            Ptr(distinct_on_device.ptr),
+            Ptr(first.ptr),
+            Ptr(order.ptr),
+            Ptr(dtable.block.ptr),
+            Int(dx.cols as i32),
+        ];
+        let grid = (distinct.len() as u32, 1, 1);
+        self.device.launch(&sources::embedding(), "embed_backward", grid, 128, 0, &args)
+    }
+
+    fn rmsnorm(&self, x: &Tensor, w: &Tensor, eps: f64) -> Result<(Tensor, Float)> {
+        let (threads, per) = self.norm_launch(x.cols)?;
+        let y = self.new_tensor(x.rows, x.cols, "a norm")?;
+        let r = self.new_float(x.rows, 1, "norm statistics")?;
+        let args = [
+            Ptr(x.block.ptr),
+            Ptr(w.block.ptr),
+            Ptr(y.block.ptr),
+            Ptr(r.block.ptr),
+            Int(x.cols as i32),
+            F(eps as f32),
+        ];
+        self.device.launch(&sources::rmsnorm(per), "rmsnorm", (x.rows as u32, 1, 1), threads, 0, &args)?;
+        Ok((y, r))
+    }
+
+    fn add_rmsnorm(&self, x: &Tensor, delta: &Tensor, w: &Tensor, eps: f64) -> Result<(Tensor, Tensor, Float)> {
+        let (threads, per) = self.norm_launch(x.cols)?;
+        let s = self.new_tensor(x.rows, x.cols, "a residual")?;
+        let y = self.new_tensor(x.rows, x.cols, "a norm")?;
+        let r = self.new_float(x.rows, 1, "norm statistics")?;
+        let args = [
+            Ptr(x.block.ptr),
+            Ptr(delta.block.ptr),
+            Ptr(w.block.ptr),
+            Ptr(s.block.ptr),
+            Ptr(y.block.ptr),
+            Ptr(r.block.ptr),
+            Int(x.cols as i32),
+            F(eps as f32),
+        ];
+        self.device.launch(&sources::rmsnorm(per), "add_rmsnorm", (x.rows as u32, 1, 1), threads, 0, &args)?;
+        Ok((s, y, r))
+    }
+
+    fn rmsnorm_backward(
+        &self,
+        dy: &Tensor,
+        x: &Tensor,
+        r: &Float,
+        w: &Tensor,
+        residual: Option<&Tensor>,
+        dw: &mut Float,
+    ) -> Result<Tensor> {
+        let (threads, per) = self.norm_launch(x.cols)?;
+        let dx = self.new_tensor(x.rows, x.cols, "a norm's gradient")?;
+        let blocks = x.rows.min(self.device.num_sms as usize * (2048 / threads as usize).min(4));
+        let part = self.new_float(blocks, x.cols, "norm partial sums")?;
+        let args = [
+            Ptr(dy.block.ptr),
+            Ptr(x.block.ptr),
+            Ptr(r.block.ptr),
+            Ptr(w.block.ptr),
+            Ptr(residual.map_or(0, |t| t.block.ptr)),
+            Ptr(dx.block.ptr),
+            Ptr(part.block.ptr),
+            Int(x.rows as i32),
+            Int(x.cols as i32),
+        ];
+        let grid = (blocks as u32, 1, 1);
+        self.device.launch(&sources::rmsnorm(per), "rmsnorm_backward", grid, threads, 0, &args)?;
+        self.add_parts(part.block.ptr, dw.block.ptr, blocks, x.cols)?;
+        Ok(dx)
+    }
+
+    fn qk_norm_rope(
+        &self,
+        qkv: &Tensor,
+        heads: Heads,
+        positions: &Ids,
+        rope: &RopeTable<Self>,
+        norms: Option<Norms<'_, Self>>,
+    ) -> Result<(Tensor, Option<Float>)> {
+        expect("qk_norm_rope", qkv.cols == heads.qkv_cols(), || format!("{} columns for {heads:?}", qkv.cols))?;
+        let y = self.new_tensor(qkv.rows, qkv.cols, "rotated rows")?;
+        let r = norms.as_ref().map(|_| self.new_float(qkv.rows, heads.query + heads.kv, "norm statistics")).transpose()?;
+        let (wq, wk, eps) = norms.as_ref().map_or((0, 0, 0.0), |n| (n.query.block.ptr, n.key.block.ptr, n.eps));
+        let args = [
+            Ptr(qkv.block.ptr),
+            Ptr(y.block.ptr),
+            Ptr(positions.block.ptr),
+            Ptr(rope.cos.block.ptr),
+            Ptr(rope.sin.block.ptr),
+            Ptr(wq),
+            Ptr(wk),
+            Ptr(r.as_ref().map_or(0, |r| r.block.ptr)),
+            Int(qkv.rows as i32),
+            Int(heads.query as i32),
+            Int(heads.kv as i32),
+            F(eps as f32),
+        ];
+        let jobs = qkv.rows * (heads.query + 2 * heads.kv);
+        let source = sources::qk_norm_rope(heads, rope.dims, rope.style);
+        self.device.launch(&source, "qk_norm_rope", (jobs.div_ceil(8) as u32, 1, 1), THREADS, 0, &args)?;
+        Ok((y, r))
+    }
+
+    fn qk_norm_rope_backward(
+        &self,
+        dqkv: &Tensor,
+        heads: Heads,
+        positions: &Ids,
+        rope: &RopeTable<Self>,
+        norms: Option<(Norms<'_, Self>, &Tensor, &Float)>,
+        dnorms: Option<(&mut Float, &mut Float)>,
+    ) -> Result<Tensor> {
+        let dx = self.new_tensor(dqkv.rows, dqkv.cols, "the gradient of rotated rows")?;
+        let jobs = dqkv.rows * (heads.query + 2 * heads.kv);
+        let blocks = jobs.div_ceil(8).min(self.device.num_sms as usize * 8);
+        let part = self.new_float(blocks, 2 * heads.dim, "norm partial sums")?;
+        let (wq, wk, x, r) = norms
+            .as_ref()
+            .map_or((0, 0, 0, 0), |(n, x, r)| (n.query.block.ptr, n.key.block.ptr, x.block.ptr, r.block.ptr));
+        let args = [
+            Ptr(dqkv.block.ptr),
+            Ptr(x),
+            Ptr(dx.block.ptr),
+            Ptr(positions.block.ptr),
+            Ptr(rope.cos.block.ptr),
+            Ptr(rope.sin.block.ptr),
+            Ptr(wq),
+            Ptr(wk),
+            Ptr(r),
+            Ptr(part.block.ptr),
+            Int(dqkv.rows as i32),
+            Int(heads.query as i32),
+            Int(heads.kv as i32),
+        ];
+        let source = sources::qk_norm_rope(heads, rope.dims, rope.style);
+        self.device.launch(&source, "qk_norm_rope_backward", (blocks as u32, 1, 1), THREADS, 0, &args)?;
+        if let (Some(_), Some((dq, dk))) = (&norms, dnorms) {
+            let both = self.float_zeros(1, 2 * heads.dim)?;
+            self.add_parts(part.block.ptr, both.block.ptr, blocks, 2 * heads.dim)?;
+            self.add_parts(both.block.ptr, dq.block.ptr, 1, heads.dim)?;
+            self.add_parts(both.block.ptr + 4 * heads.dim as u64, dk.block.ptr, 1, heads.dim)?;
+        }
+        Ok(dx)
+    }
+
+    fn attention(&self, qkv: &Tensor, heads: Heads, sequences: &Sequences, scale: f64) -> Result<(Tensor, Float)> {
+        expect("attention", qkv.cols == heads.qkv_cols() && qkv.rows == sequences.num_tokens(), || {
+            format!("[{}, {}] for {heads:?} and {} tokens", qkv.rows, qkv.cols, sequences.num_tokens())
+        })?;
+        let out = self.new_tensor(qkv.rows, heads.out_cols(), "attention")?;
+        let lse = self.new_float(heads.query, qkv.rows, "attention statistics")?;
+        if sources::has_tensor_core_attention(heads) {
+            let (tiles, num_tiles) = self.attention_tiles(sequences)?;
+            let args = [
+                Ptr(qkv.block.ptr),
+                Ptr(tiles.ptr),
+                Ptr(out.block.ptr),
+                Ptr(lse.block.ptr),
+                Int(qkv.rows as i32),
+                Int(heads.query as i32),
+                Int(heads.kv as i32),
+                F(scale as f32),
+            ];
+            let source = sources::tensor_core_attention(heads);
+            let grid = (num_tiles, heads.query as u32, 1);
+            let shared = tile_bytes(heads, TILE_ROWS + 4 * TILE_COLS);
+            self.device.launch(&source, "attention_forward", grid, THREADS, shared, &args)?;
+            return Ok((out, lse));
+        }
+        let (first, _) = self.sequence_bounds(sequences);
+        let first = self.device.upload(&first, "sequence bounds")?;
+        let (grid, threads) = warps(qkv.rows * heads.query);
+        let args = [
+            Ptr(qkv.block.ptr),
+            Ptr(first.ptr),
+            Ptr(out.block.ptr),
+            Ptr(lse.block.ptr),
+            Int(qkv.rows as i32),
+            Int(heads.query as i32),
+            Int(heads.kv as i32),
+            F(scale as f32),
+        ];
+        self.device.launch(&sources::attention(heads), "attention_forward", grid, threads, 0, &args)?;
+        Ok((out, lse))
+    }
+
+    fn attention_backward(
+        &self,
+        dout: &Tensor,
+        qkv: &Tensor,
+        out: &Tensor,
+        lse: &Float,
+        heads: Heads,
+        sequences: &Sequences,
+        scale: f64,
+    ) -> Result<Tensor> {
+        let source = sources::attention(heads);
+        let (tokens, nq, nkv) = (Int(qkv.rows as i32), Int(heads.query as i32), Int(heads.kv as i32));
+        let dqkv = self.new_tensor(qkv.rows, qkv.cols, "attention's gradient")?;
+        let delta = self.new_float(heads.query, qkv.rows, "attention statistics")?;
+        let (by_query, threads) = warps(qkv.rows * heads.query);
+        let args = [Ptr(dout.block.ptr), Ptr(out.block.ptr), Ptr(delta.block.ptr), tokens, nq];
+        self.device.launch(&source, "attention_delta", by_query, threads, 0, &args)?;
+        let common = |bound: u64| -> [Arg; 10] {
+            [
+                Ptr(dout.block.ptr),
+                Ptr(qkv.block.ptr),
+                Ptr(lse.block.ptr),
+                Ptr(delta.block.ptr),
+                Ptr(bound),
+                Ptr(dqkv.block.ptr),
+                tokens,
+                nq,
+                nkv,
+                F(scale as f32),
+            ]
+        };
+        if sources::has_tensor_core_attention(heads) {
+            let source = sources::tensor_core_attention(heads);
+            let (tiles, num_tiles) = self.attention_tiles(sequences)?;
+            let args = common(tiles.ptr);
+            let shared = tile_bytes(heads, 2 * TILE_ROWS + 4 * TILE_COLS);
+            self.device.launch(&source, "attention_dq", (num_tiles, heads.query as u32, 1), THREADS, shared, &args)?;
+            let shared = tile_bytes(heads, 2 * TILE_ROWS + 4 * TILE_WALK);
+            self.device.launch(&source, "attention_dkv", (num_tiles, heads.kv as u32, 1), THREADS, shared, &args)?;
+            return Ok(dqkv);
+        }
+        let (first, last) = self.sequence_bounds(sequences);
+        let (first, last) =
+            (self.device.upload(&first, "sequence bounds")?, self.device.upload(&last, "sequence bounds")?);
+        self.device.launch(&source, "attention_dq", by_query, threads, 0, &common(first.ptr))?;
+        let (by_key, threads) = warps(qkv.rows * heads.kv);
+        self.device.launch(&source, "attention_dkv", by_key, threads, 0, &common(last.ptr))?;
+        Ok(dqkv)
+    }
+
+    fn kv_block_tokens(&self) -> usize {
+        BLOCK_TOKENS
+    }
+
+    fn kv_cache(&self, num_layers: usize, num_blocks: usize, heads: Heads) -> Result<KvCache> {
+        let layer_elements = num_blocks * BLOCK_TOKENS * heads.kv * heads.dim;
+        let take = || self.device.pool.take(num_layers * layer_elements * 2, "the key/value cache");
+        Ok(KvCache { keys: take()?, values: take()?, layer_elements })
+    }
+
+    fn kv_write(
+        &self,
+        cache: &mut KvCache,
+        layer: usize,
+        qkv: &Tensor,
+        heads: Heads,
+        slots: &[usize],
+    ) -> Result<()> {
+        expect("kv_write", slots.len() == qkv.rows, || format!("{} slots for {} rows", slots.len(), qkv.rows))?;
+        let slots: Vec<i64> = slots.iter().map(|&s| s as i64).collect();
+        let slots = self.device.upload(&slots, "cache slots")?;
+        let offset = (layer * cache.layer_elements * 2) as u64;
+        let args = [
+            Ptr(qkv.block.ptr),
+            Ptr(slots.ptr),
+            Ptr(cache.keys.ptr + offset),
+            Ptr(cache.values.ptr + offset),
+            Int(qkv.rows as i32),
+            Int(heads.query as i32),
+            Int(heads.kv as i32),
+        ];
+        let n = qkv.rows * heads.kv * heads.dim;
+        self.device.launch(&sources::paged_attention(heads), "kv_write", self.grid(n), THREADS, 0, &args)
+    }
+
+    fn attention_paged(
+        &self,
+        cache: &KvCache,
+        layer: usize,
+        qkv: &Tensor,
+        heads: Heads,
+        sequences: &[PagedSequence<'_>],
+        scale: f64,
+    ) -> Result<Tensor> {
+        let out = self.new_tensor(qkv.rows, heads.out_cols(), "attention")?;
+        let (mut table, mut seen, mut blocks) = (vec![0u32; qkv.rows], vec![0u32; qkv.rows], Vec::new());
+        for sequence in sequences {
+            let start = blocks.len() as u32;
+            blocks.extend_from_slice(sequence.blocks);
+            for row in sequence.rows.clone() {
+                table[row] = start;
+                seen[row] = (sequence.context - (sequence.rows.end - 1 - row)) as u32;
+            }
+        }
+        let table = self.device.upload(&table, "cache tables")?;
+        let seen = self.device.upload(&seen, "cache tables")?;
+        let blocks = self.device.upload(&blocks, "cache tables")?;
+        let offset = (layer * cache.layer_elements * 2) as u64;
+        let (grid, threads) = warps(qkv.rows * heads.query);
+        let args = [
+            Ptr(qkv.block.ptr),
+            Ptr(cache.keys.ptr + offset),
+            Ptr(cache.values.ptr + offset),
+            Ptr(blocks.ptr),
+            Ptr(table.ptr),
+            Ptr(seen.ptr),
+            Ptr(out.block.ptr),
+            Int(qkv.rows as i32),
+            Int(heads.query as i32),
+            Int(heads.kv as i32),
+            F(scale as f32),
+        ];
+        self.device.launch(&sources::paged_attention(heads), "attention_paged", grid, threads, 0, &args)?;
+        Ok(out)
+    }
+
+    fn swiglu(&self, gate_up: &Tensor) -> Result<Tensor> {
+        let cols = gate_up.cols / 2;
+        whole_vectors("swiglu", cols)?;
+        let y = self.new_tensor(gate_up.rows, cols, "swiglu")?;
+        let n = y.rows * cols / VECTOR;
+        let args = [Ptr(gate_up.block.ptr), Ptr(y.block.ptr), Long(n as i64), Int(cols as i32)];
+        self.device.launch(&sources::swiglu(), "swiglu", self.grid(n), THREADS, 0, &args)?;
+        Ok(y)
+    }
+
+    fn swiglu_backward(&self, da: &Tensor, gate_up: &Tensor) -> Result<Tensor> {
+        let dx = self.new_tensor(gate_up.rows, gate_up.cols, "swiglu's gradient")?;
+        let n = da.rows * da.cols / VECTOR;
+        let args =
+            [Ptr(da.block.ptr), Ptr(gate_up.block.ptr), Ptr(dx.block.ptr), Long(n as i64), Int(da.cols as i32)];
+        self.device.launch(&sources::swiglu(), "swiglu_backward", self.grid(n), THREADS, 0, &args)?;
+        Ok(dx)
+    }
+
+    fn logits(&self, h: &Tensor, w: &Tensor) -> Result<Float> {
+        let z = self.new_float(h.rows, w.rows, "logits")?;
+        let shape = Shape {
+            m: w.rows,
+            n: h.rows,
+            k: h.cols,
+            transpose_a: true,
+            transpose_b: false,
+            float_out: true,
+            accumulate: false,
+        };
+        self.product("logits", (w, w.cols), (h, h.cols), shape, z.block.ptr)?;
+        Ok(z)
+    }
+
+    fn token_stats(&self, logits: &Float, targets: &Ids, inv_temperature: f64, vocab: usize) -> Result<TokenStats> {
+        let out = self.new_float(logits.rows, 4, "token statistics")?;
+        let args = [
+            Ptr(logits.block.ptr),
+            Ptr(targets.block.ptr),
+            Ptr(out.block.ptr),
+            Long(logits.cols as i64),
+            Int(vocab as i32),
+            F(inv_temperature as f32),
+        ];
+        self.device.launch(&sources::head(), "token_stats", (logits.rows as u32, 1, 1), 512, 0, &args)?;
+        let values = self.read_float(&out)?;
+        let column = |c: usize| values.chunks_exact(4).map(|row| f64::from(row[c])).collect();
+        Ok(TokenStats { logprob: column(0), entropy: column(1), lse: column(2) })
+    }
+
+    fn logits_backward(
+        &self,
+        logits: Float,
+        targets: &Ids,
+        inv_temperature: f64,
+        vocab: usize,
+        stats: &TokenStats,
+        a: &[f64],
+        b: &[f64],
+    ) -> Result<Tensor> {
+        let dz = self.new_tensor(logits.rows, logits.cols, "the logits' gradient")?;
+        let packed: Vec<f32> = (0..logits.rows)
+            .flat_map(|row| [stats.logprob[row] as f32, stats.entropy[row] as f32, stats.lse[row] as f32, 0.0])
+            .collect();
+        let narrow = |values: &[f64]| values.iter().map(|&v| v as f32).collect::<Vec<_>>();
+        let stats = self.device.upload(&packed, "token statistics")?;
+        let a = self.device.upload(&narrow(a), "token weights")?;
+        let b = self.device.upload(&narrow(b), "token weights")?;
+        let args = [
+            Ptr(logits.block.ptr),
+            Ptr(targets.block.ptr),
+            Ptr(stats.ptr),
+            Ptr(a.ptr),
+            Ptr(b.ptr),
+            Ptr(dz.block.ptr),
+            Long(logits.cols as i64),
+            Int(vocab as i32),
+            F(inv_temperature as f32),
+        ];
+        self.device.launch(&sources::head(), "logits_backward", (logits.rows as u32, 1, 1), 512, 0, &args)?;
+        Ok(dz)
+    }
+
+    fn sum_squares(&self, x: &Float) -> Result<f64> {
+        let n = x.rows * x.cols;
+        let blocks = n.div_ceil(THREADS as usize).min(self.device.num_sms as usize * 4);
+        let part = self.device.pool.take(blocks * 8, "norm partial sums")?;
+        let args = [Ptr(x.block.ptr), Ptr(part.ptr), Long(n as i64)];
+        self.device.launch(&sources::rows(), "sum_squares_part", (blocks as u32, 1, 1), THREADS, 0, &args)?;
+        Ok(self.device.download::<f64>(&part, blocks)?.iter().sum())
+    }
+
+    fn adamw(
+        &self,
+        step: &AdamW,
+        grad: &Float,
+        m: &mut Float,
+        v: &mut Float,
+        master: Option<&mut Float>,
+        weight: &mut Tensor,
+    ) -> Result<()> {
+        let master = master.ok_or_else(|| shape_error("adamw", "bf16 weights need an fp32 master".into()))?;
+        let n = weight.rows * weight.cols;
+        let correction = |beta: f64| (1.0 / (1.0 - beta.powf(step.step as f64))) as f32;
+        let args = [
+            Ptr(grad.block.ptr),
+            Ptr(m.block.ptr),
+            Ptr(v.block.ptr),
+            Ptr(master.block.ptr),
+            Ptr(weight.block.ptr),
+            Long(n as i64),
+            F(step.lr as f32),
+            F(step.beta1 as f32),
+            F(step.beta2 as f32),
+            F(step.eps as f32),
+            F(step.weight_decay as f32),
+            F(correction(step.beta1)),
+            F(correction(step.beta2)),
+            F(step.grad_scale as f32),
+        ];
+        self.device.launch(&sources::adamw(), "adamw", self.grid(n), THREADS, 0, &args)
+    }
+}
