@@ -16,7 +16,7 @@ pub mod spec;
 pub mod text;
 
 pub use error::{Error, Result};
-pub use hf::ModelFiles;
+pub use hf::{Dtype, HfDir, ModelFiles, Weights};
 pub use network::{Activations, Network, PagedRows};
 pub use params::{ParamKind, ParamSpec, Part, params};
 pub use spec::{Attention, Ffn, LayerSpec, ModelSpec, Rope, RopeScaling};

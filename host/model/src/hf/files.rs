@@ -1,29 +1,14 @@
 //! The small files of a model directory, held in memory: `config.json`, tokenizer, template, generation settings.
 //!
-//! Where they came from does not matter to whoever uses them: a directory, a GGUF file, or the built-in model.
+//! [`HfDir`] is a directory with its weights. Where files came from does not matter to whoever uses them: a directory, a GGUF file, or the built-in model.
 
+use super::Weights;
 use crate::families::{self, HfConfig};
 use crate::spec::ModelSpec;
 use crate::{Error, Result};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::Path;
-
-/// Files that belong to a model beside its weights, in the order they are looked for.
-const NAMES: [&str; 12] = [
-    "config.json",
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "chat_template.jinja",
-    "chat_template.json",
-    "vocab.json",
-    "merges.txt",
-    "tokenizer.model",
-    "LICENSE",
-];
 
 /// A model's files beside its weights.
 #[derive(Clone, Debug, Default)]
@@ -33,6 +18,22 @@ pub struct ModelFiles {
 }
 
 impl ModelFiles {
+    /// Files that belong to a model beside its weights, in the order they are looked for.
+    pub(super) const NAMES: [&str; 12] = [
+        "config.json",
+        "generation_config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+        "added_tokens.json",
+        "chat_template.jinja",
+        "chat_template.json",
+        "vocab.json",
+        "merges.txt",
+        "tokenizer.model",
+        "LICENSE",
+    ];
+
     /// None yet; `origin` names them in errors.
     pub fn new(origin: impl Into<String>) -> Self {
         Self {
@@ -52,7 +53,7 @@ impl ModelFiles {
             return Err(Error::file(dir, detail));
         }
         let mut files = Self::new(dir.display().to_string());
-        for name in NAMES {
+        for name in Self::NAMES {
             let path = dir.join(name);
             match std::fs::read(&path) {
                 Ok(bytes) => files.insert(name, bytes),
@@ -152,5 +153,33 @@ impl ModelFiles {
 
     pub(crate) fn path(&self, name: &str) -> String {
         format!("{}/{name}", self.origin)
+    }
+}
+
+/// A model directory: its files, what it is, and its weights.
+#[derive(Debug)]
+pub struct HfDir {
+    /// The files beside the weights.
+    pub files: ModelFiles,
+    /// What the model is.
+    pub spec: ModelSpec,
+    /// Its weights, not read yet.
+    pub weights: Weights,
+}
+
+impl HfDir {
+    /// Open `dir` and check everything but the tensors' shapes, which [`Weights::load_params`] does.
+    ///
+    /// # Errors
+    /// A file is missing or damaged, or the model is not supported.
+    pub fn open(dir: &Path) -> Result<Self> {
+        let files = ModelFiles::read(dir)?;
+        let spec = files.spec()?;
+        let weights = Weights::open(dir)?;
+        Ok(Self {
+            files,
+            spec,
+            weights,
+        })
     }
 }

@@ -1,0 +1,326 @@
+//! Writing model directories: all or nothing.
+//!
+//! Everything goes to a hidden directory beside the target, is synced, and gets its name by one rename. A reader sees
+//! the old model or the new one, and a full disk leaves the old one.
+
+use super::weights::INDEX;
+use super::{Dtype, ModelFiles};
+use crate::params::{ParamSpec, Part, params};
+use crate::spec::ModelSpec;
+use crate::{Error, Result};
+use serde_json::{Map, Value, json};
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+/// Largest weight file unless told otherwise.
+pub const DEFAULT_SHARD_BYTES: u64 = 5_000_000_000;
+
+/// Write a whole model directory: `files` (with the dtype in `config.json` brought up to date) and the weights that
+/// `read` gives, one parameter at a time and in canonical order. A model directory already there is replaced.
+///
+/// # Errors
+/// The target holds something that is not a model's, a number does not fit `dtype`, the disk fails, or `read` does.
+pub fn save_dir<E: From<Error>>(
+    dir: &Path,
+    spec: &ModelSpec,
+    files: &ModelFiles,
+    dtype: Dtype,
+    shard_bytes: u64,
+    read: impl FnMut(&ParamSpec) -> Result<Vec<f32>, E>,
+) -> Result<(), E> {
+    let staging = Staging::new(dir)?;
+    for (name, bytes) in files.iter() {
+        if name == "config.json" {
+            staging.write(name, &config_with_dtype(files, bytes, dtype)?)?;
+        } else {
+            staging.write(name, bytes)?;
+        }
+    }
+    let shards = Shards::plan(spec, dtype, shard_bytes);
+    if shards.files.len() > 1 {
+        staging.write(INDEX, format!("{:#}\n", shards.index()).as_bytes())?;
+    }
+    shards.write(&staging, spec, read)?;
+    Ok(staging.publish()?)
+}
+
+/// Write a directory with nothing but `*.safetensors`, which is what a server's weight update reads.
+///
+/// # Errors
+/// As [`save_dir`].
+pub fn save_weights<E: From<Error>>(
+    dir: &Path,
+    spec: &ModelSpec,
+    dtype: Dtype,
+    shard_bytes: u64,
+    read: impl FnMut(&ParamSpec) -> Result<Vec<f32>, E>,
+) -> Result<(), E> {
+    let staging = Staging::new(dir)?;
+    Shards::plan(spec, dtype, shard_bytes).write(&staging, spec, read)?;
+    Ok(staging.publish()?)
+}
+
+/// The configuration byte for byte, unless it names another dtype. transformers 5 reads `dtype`, older ones
+/// `torch_dtype`: where there is neither, both are written.
+fn config_with_dtype(files: &ModelFiles, bytes: &[u8], dtype: Dtype) -> Result<Vec<u8>> {
+    let Some(Value::Object(mut config)) = files.json("config.json")? else {
+        return Ok(bytes.to_vec());
+    };
+    let name = dtype.torch_name();
+    let keys = ["dtype", "torch_dtype"];
+    let present: Vec<&str> = keys
+        .into_iter()
+        .filter(|k| config.contains_key(*k))
+        .collect();
+    if !present.is_empty() && present.iter().all(|k| config[*k] == name) {
+        return Ok(bytes.to_vec());
+    }
+    for key in if present.is_empty() {
+        keys.to_vec()
+    } else {
+        present
+    } {
+        config.insert(key.into(), name.into());
+    }
+    Ok(format!("{:#}\n", Value::Object(config)).into_bytes())
+}
+
+/// Which tensor goes into which file, and where.
+struct Shards {
+    dtype: Dtype,
+    total_bytes: u64,
+    files: Vec<Shard>,
+    places: BTreeMap<String, Place>,
+}
+
+struct Shard {
+    name: String,
+    header: Vec<u8>,
+}
+
+#[derive(Clone, Copy)]
+struct Place {
+    shard: usize,
+    offset: u64,
+}
+
+impl Shards {
+    /// Tensors fill shards in the model's order; inside a file they lie by name, as HF's writer puts them.
+    fn plan(spec: &ModelSpec, dtype: Dtype, shard_bytes: u64) -> Self {
+        let mut groups: Vec<Vec<Part>> = vec![Vec::new()];
+        let mut filled = 0;
+        for part in params(spec).into_iter().flat_map(|p| p.parts) {
+            let bytes = (part.len() * dtype.bytes()) as u64;
+            if filled > 0 && filled + bytes > shard_bytes {
+                groups.push(Vec::new());
+                filled = 0;
+            }
+            filled += bytes;
+            groups.last_mut().expect("never empty").push(part);
+        }
+        let mut shards = Self {
+            dtype,
+            total_bytes: 0,
+            files: Vec::new(),
+            places: BTreeMap::new(),
+        };
+        let total = groups.len();
+        for (shard, mut parts) in groups.into_iter().enumerate() {
+            parts.sort_by(|a, b| a.name.cmp(&b.name));
+            let mut header = Map::from_iter([("__metadata__".into(), json!({"format": "pt"}))]);
+            let mut start = 0u64;
+            for part in &parts {
+                let end = start + (part.len() * dtype.bytes()) as u64;
+                let entry = json!({"dtype": dtype.safetensors_name(), "shape": part.shape, "data_offsets": [start, end]});
+                header.insert(part.name.clone(), entry);
+                shards.places.insert(
+                    part.name.clone(),
+                    Place {
+                        shard,
+                        offset: start,
+                    },
+                );
+                start = end;
+            }
+            shards.total_bytes += start;
+            let mut header = Value::Object(header).to_string().into_bytes();
+            header.resize(header.len().next_multiple_of(8), b' ');
+            let name = match total {
+                1 => "model.safetensors".into(),
+                _ => format!("model-{:05}-of-{total:05}.safetensors", shard + 1),
+            };
+            let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+            bytes.append(&mut header);
+            shards.files.push(Shard {
+                name,
+                header: bytes,
+            });
+        }
+        for place in shards.places.values_mut() {
+            place.offset += shards.files[place.shard].header.len() as u64;
+        }
+        shards
+    }
+
+    fn index(&self) -> Value {
+        let map: Map<String, Value> = self
+            .places
+            .iter()
+            .map(|(name, p)| (name.clone(), self.files[p.shard].name.clone().into()))
+            .collect();
+        json!({"metadata": {"total_size": self.total_bytes}, "weight_map": map})
+    }
+
+    fn write<E: From<Error>>(
+        &self,
+        staging: &Staging,
+        spec: &ModelSpec,
+        mut read: impl FnMut(&ParamSpec) -> Result<Vec<f32>, E>,
+    ) -> Result<(), E> {
+        let mut open = Vec::with_capacity(self.files.len());
+        for shard in &self.files {
+            let path = staging.path(&shard.name);
+            let mut file = File::create(&path).map_err(Error::io(&path))?;
+            file.write_all(&shard.header).map_err(Error::io(&path))?;
+            open.push((file, path));
+        }
+        let mut bytes = Vec::new();
+        for param in params(spec) {
+            let data = read(&param)?;
+            if data.len() != param.len() {
+                let (name, rows, cols) = (&param.name, param.rows, param.cols);
+                let detail = format!(
+                    "{name}: expected {rows} × {cols} numbers, was given {}",
+                    data.len()
+                );
+                return Err(Error::Input(detail).into());
+            }
+            let mut rest = data.as_slice();
+            for part in &param.parts {
+                let (numbers, after) = rest.split_at(part.len());
+                rest = after;
+                bytes.clear();
+                self.dtype.encode(numbers, &mut bytes).map_err(|x| {
+                    Error::Input(format!(
+                        "{}: {x} does not fit {:?}; save as bf16 or f32",
+                        part.name, self.dtype
+                    ))
+                })?;
+                let place = self.places[&part.name];
+                let (file, path) = &mut open[place.shard];
+                file.seek(SeekFrom::Start(place.offset))
+                    .map_err(Error::io(&*path))?;
+                file.write_all(&bytes).map_err(Error::io(&*path))?;
+            }
+        }
+        for (file, path) in open {
+            file.sync_all().map_err(Error::io(path))?;
+        }
+        Ok(())
+    }
+}
+
+/// A hidden directory that becomes `target`, or vanishes.
+struct Staging {
+    target: PathBuf,
+    dir: PathBuf,
+    old: PathBuf,
+}
+
+impl Staging {
+    fn new(target: &Path) -> Result<Self> {
+        let Some(name) = target.file_name() else {
+            return Err(Error::file(
+                target,
+                "cannot be replaced; give a directory name to write to",
+            ));
+        };
+        refuse_foreign_files(target)?;
+        let beside =
+            |suffix: &str| target.with_file_name(format!(".{}.{suffix}", name.to_string_lossy()));
+        let staging = Self {
+            target: target.to_owned(),
+            dir: beside("partial"),
+            old: beside("old"),
+        };
+        if staging.dir.exists() {
+            fs::remove_dir_all(&staging.dir).map_err(Error::io(&staging.dir))?;
+        }
+        fs::create_dir_all(&staging.dir).map_err(Error::io(&staging.dir))?;
+        Ok(staging)
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.join(name)
+    }
+
+    fn write(&self, name: &str, bytes: &[u8]) -> Result<()> {
+        let path = self.path(name);
+        let write = |path: &Path| {
+            let mut file = File::create(path)?;
+            file.write_all(bytes)?;
+            file.sync_all()
+        };
+        write(&path).map_err(Error::io(path))
+    }
+
+    fn publish(self) -> Result<()> {
+        sync_dir(&self.dir)?;
+        if self.target.exists() {
+            if self.old.exists() {
+                fs::remove_dir_all(&self.old).map_err(Error::io(&self.old))?;
+            }
+            fs::rename(&self.target, &self.old).map_err(Error::io(&self.target))?;
+        }
+        fs::rename(&self.dir, &self.target).map_err(Error::io(&self.target))?;
+        if let Some(parent) = self.target.parent().filter(|p| !p.as_os_str().is_empty()) {
+            sync_dir(parent)?;
+        }
+        if self.old.exists() {
+            fs::remove_dir_all(&self.old).map_err(Error::io(&self.old))?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Staging {
+    fn drop(&mut self) {
+        if self.dir.exists() && fs::remove_dir_all(&self.dir).is_err() {
+            tracing::warn!(dir = %self.dir.display(), "an unfinished export could not be removed");
+        }
+    }
+}
+
+fn sync_dir(dir: &Path) -> Result<()> {
+    File::open(dir)
+        .and_then(|d| d.sync_all())
+        .map_err(Error::io(dir))
+}
+
+/// Replacing a directory deletes what is in it, so only a model's own files may be there.
+fn refuse_foreign_files(dir: &Path) -> Result<()> {
+    if !dir.exists() {
+        return Ok(());
+    }
+    for entry in fs::read_dir(dir).map_err(Error::io(dir))? {
+        let name = entry
+            .map_err(Error::io(dir))?
+            .file_name()
+            .to_string_lossy()
+            .into_owned();
+        if !(name.ends_with(".safetensors")
+            || name == INDEX
+            || ModelFiles::NAMES.contains(&name.as_str()))
+        {
+            return Err(Error::file(
+                dir,
+                format!(
+                    "holds {name}, which saving a model would delete; choose another directory"
+                ),
+            ));
+        }
+    }
+    Ok(())
+}
