@@ -1,0 +1,161 @@
+//! Checkpoints: everything a run needs to continue, bit for bit, in model space.
+//!
+//! ```text
+//! step_40/index.json               format, step, identity of the model, optimizer's counters
+//! step_40/model.safetensors        weights under their Hugging Face names
+//! step_40/optimizer.safetensors    opt/m/<name>, opt/v/<name>, and opt/master/<name> where weights are rounded
+//! ```
+//!
+//! A directory is written under a hidden name, synced and renamed: a crash or a full disk leaves the checkpoint that
+//! was there. Files are plain safetensors, so any layout of ranks can load them. Read [`tensors`] for the format.
+
+pub mod dir;
+pub mod identity;
+pub mod tensors;
+
+pub use dir::{keep_last, latest};
+
+use crate::optim::Progress;
+use crate::optim::precision::Precision;
+use crate::trainer::Trainer;
+use crate::{Error, Result};
+use dir::Staging;
+use identity::Identity;
+use serde::{Deserialize, Serialize};
+use slime_core::Step;
+use slime_kernels::Ops;
+use slime_model::ParamSpec;
+use std::path::Path;
+use tensors::{Data, Reader};
+
+const INDEX: &str = "index.json";
+const MODEL: &str = "model.safetensors";
+const OPTIMIZER: &str = "optimizer.safetensors";
+const FORMAT: u32 = 1;
+
+/// What `index.json` holds.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Index {
+    format: u32,
+    /// Rollout steps finished.
+    step: Step,
+    model: Identity,
+    optimizer: Progress,
+}
+
+/// Moments and master weights: name prefix, and how to reach them.
+const MOMENTS: [&str; 2] = ["opt/m/", "opt/v/"];
+const MASTER: &str = "opt/master/";
+
+impl<O: Ops> Trainer<O> {
+    /// Write a checkpoint to `dir`, which says that `step` rollout steps are finished. One that is there is replaced,
+    /// once the new one is whole.
+    ///
+    /// # Errors
+    /// The disk failed or is full; what was there before is then still there.
+    pub fn save(&self, dir: &Path, step: Step) -> Result<()> {
+        let staging = Staging::new(dir)?;
+        let params = self.network.params();
+        let (ops, weights) = (&*self.ops, &self.network.weights().0);
+        let wide = Precision::of_weights(ops)? == Precision::Double;
+        tensors::write(&staging.path().join(MODEL), params, &[""], wide, |_, i| {
+            read_weight(ops, &weights[i], wide)
+        })?;
+        let optimizer = &self.optimizer;
+        let wide = Precision::of_accumulators(ops)? == Precision::Double;
+        let mut prefixes = MOMENTS.to_vec();
+        let mut sets = vec![&optimizer.m, &optimizer.v];
+        if let Some(master) = &optimizer.master {
+            prefixes.push(MASTER);
+            sets.push(master);
+        }
+        let path = staging.path().join(OPTIMIZER);
+        tensors::write(&path, params, &prefixes, wide, |set, i| {
+            read_float(ops, &sets[set][i], wide)
+        })?;
+        let model = Identity::of(self.network.spec(), params);
+        let index = Index {
+            format: FORMAT,
+            step,
+            model,
+            optimizer: optimizer.progress,
+        };
+        let text = serde_json::to_string_pretty(&index).expect("an index is plain data");
+        staging.write(INDEX, format!("{text}\n").as_bytes())?;
+        staging.publish()
+    }
+
+    /// Continue from the checkpoint in `dir` → the rollout steps that were finished.
+    ///
+    /// # Errors
+    /// It is of another model, damaged or of another precision; the trainer is then still what it was, unless the
+    /// device failed half-way.
+    pub fn load(&mut self, dir: &Path) -> Result<Step> {
+        let path = dir.join(INDEX);
+        let text = std::fs::read_to_string(&path).map_err(Error::io(&path))?;
+        let index: Index = serde_json::from_str(&text).map_err(|e| Error::Checkpoint {
+            path: path.clone(),
+            detail: format!("is not a checkpoint's index: {e}"),
+        })?;
+        if index.format != FORMAT {
+            let detail = format!("has format {}, this program reads {FORMAT}", index.format);
+            return Err(Error::Checkpoint { path, detail });
+        }
+        let params = self.network.params().clone();
+        let wanted = Identity::of(self.network.spec(), &params);
+        if index.model != wanted {
+            let (found, wanted) = (index.model.to_string(), wanted.to_string());
+            return Err(Error::OtherModel {
+                path: dir.to_owned(),
+                found,
+                wanted,
+            });
+        }
+        let ops = self.ops.clone();
+        let wide = Precision::of_weights(&*ops)? == Precision::Double;
+        let mut model = Reader::open(&dir.join(MODEL), &params, &[""], wide)?;
+        let wide = Precision::of_accumulators(&*ops)? == Precision::Double;
+        let mut prefixes = MOMENTS.to_vec();
+        if self.optimizer.master.is_some() {
+            prefixes.push(MASTER);
+        }
+        let mut optimizer = Reader::open(&dir.join(OPTIMIZER), &params, &prefixes, wide)?;
+        for (i, param) in params.iter().enumerate() {
+            self.network.weights_mut().0[i] = match model.read(param, "")? {
+                Data::F32(data) => ops.tensor(param.rows, param.cols, &data)?,
+                Data::F64(data) => ops.tensor_f64(param.rows, param.cols, &data)?,
+            };
+            self.optimizer.m[i] = upload(&*ops, param, optimizer.read(param, MOMENTS[0])?)?;
+            self.optimizer.v[i] = upload(&*ops, param, optimizer.read(param, MOMENTS[1])?)?;
+            if let Some(master) = &mut self.optimizer.master {
+                master[i] = upload(&*ops, param, optimizer.read(param, MASTER)?)?;
+            }
+        }
+        self.optimizer.progress = index.optimizer;
+        Ok(index.step)
+    }
+}
+
+fn read_weight<O: Ops>(ops: &O, weight: &O::Tensor, wide: bool) -> Result<Data> {
+    Ok(if wide {
+        Data::F64(ops.read_f64(weight)?)
+    } else {
+        Data::F32(ops.read(weight)?)
+    })
+}
+
+fn read_float<O: Ops>(ops: &O, float: &O::Float, wide: bool) -> Result<Data> {
+    Ok(if wide {
+        Data::F64(ops.read_float_f64(float)?)
+    } else {
+        Data::F32(ops.read_float(float)?)
+    })
+}
+
+fn upload<O: Ops>(ops: &O, param: &ParamSpec, data: Data) -> Result<O::Float> {
+    Ok(match data {
+        Data::F32(data) => ops.float(param.rows, param.cols, &data)?,
+        Data::F64(data) => ops.float_f64(param.rows, param.cols, &data)?,
+    })
+}

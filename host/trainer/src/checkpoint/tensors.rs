@@ -1,0 +1,181 @@
+//! Parameters as safetensors: one tensor in memory at a time, names and shapes those of the HF tensors that a
+//! parameter is made of, f32 or f64.
+//!
+//! A parameter's parts lie end to end in it, so its bytes are written as they are and only the header knows of parts.
+
+use crate::{Error, Result};
+use safetensors::tensor::{Dtype, Metadata, TensorInfo};
+use slime_model::ParamSpec;
+use std::fs::File;
+use std::io::{BufWriter, Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+/// A parameter's elements.
+pub(super) enum Data {
+    /// Single precision.
+    F32(Vec<f32>),
+    /// Double precision.
+    F64(Vec<f64>),
+}
+
+impl Data {
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Self::F32(data) => bytemuck::cast_slice(data),
+            Self::F64(data) => bytemuck::cast_slice(data),
+        }
+    }
+
+    fn zeros(wide: bool, len: usize) -> Self {
+        if wide {
+            Self::F64(vec![0.0; len])
+        } else {
+            Self::F32(vec![0.0; len])
+        }
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        match self {
+            Self::F32(data) => bytemuck::cast_slice_mut(data),
+            Self::F64(data) => bytemuck::cast_slice_mut(data),
+        }
+    }
+}
+
+fn dtype(wide: bool) -> Dtype {
+    if wide { Dtype::F64 } else { Dtype::F32 }
+}
+
+/// Write every parameter once for each prefix, and sync. `read(set, index)` gives parameter `index` under prefix `set`.
+pub(super) fn write(
+    path: &Path,
+    params: &[ParamSpec],
+    prefixes: &[&str],
+    wide: bool,
+    mut read: impl FnMut(usize, usize) -> Result<Data>,
+) -> Result<()> {
+    let io = |e| Error::io(path)(e);
+    let element_bytes = if wide { 8 } else { 4 };
+    let mut at = 0;
+    let mut entries = Vec::new();
+    for prefix in prefixes {
+        for part in params.iter().flat_map(|p| &p.parts) {
+            let end = at + part.len() * element_bytes;
+            let info = TensorInfo {
+                dtype: dtype(wide),
+                shape: part.shape.clone(),
+                data_offsets: (at, end),
+            };
+            entries.push((format!("{prefix}{}", part.name), info));
+            at = end;
+        }
+    }
+    let damaged = |e: String| Error::Checkpoint {
+        path: path.to_owned(),
+        detail: e,
+    };
+    let metadata = Metadata::new(None, entries).map_err(|e| damaged(e.to_string()))?;
+    let mut header = serde_json::to_vec(&metadata).map_err(|e| damaged(e.to_string()))?;
+    header.resize(header.len().next_multiple_of(8), b' ');
+
+    let mut out = BufWriter::new(File::create(path).map_err(io)?);
+    out.write_all(&(header.len() as u64).to_le_bytes())
+        .map_err(io)?;
+    out.write_all(&header).map_err(io)?;
+    for set in 0..prefixes.len() {
+        for index in 0..params.len() {
+            out.write_all(read(set, index)?.bytes()).map_err(io)?;
+        }
+    }
+    let file = out.into_inner().map_err(|e| io(e.into_error()))?;
+    file.sync_all().map_err(io)
+}
+
+/// A file of parameters, checked against the parameters it must hold.
+pub(super) struct Reader {
+    path: PathBuf,
+    file: File,
+    metadata: Metadata,
+    data_start: u64,
+    wide: bool,
+}
+
+impl Reader {
+    pub(super) fn open(
+        path: &Path,
+        params: &[ParamSpec],
+        prefixes: &[&str],
+        wide: bool,
+    ) -> Result<Self> {
+        let io = |e| Error::io(path)(e);
+        let damaged = |detail: String| Error::Checkpoint {
+            path: path.to_owned(),
+            detail,
+        };
+        let mut file = File::open(path).map_err(io)?;
+        let num_bytes = file.metadata().map_err(io)?.len();
+        let mut size = [0; 8];
+        file.read_exact(&mut size).map_err(io)?;
+        let header_bytes = u64::from_le_bytes(size);
+        if header_bytes > num_bytes.saturating_sub(8) {
+            return Err(damaged("is truncated, or not safetensors".into()));
+        }
+        let mut header = vec![0; header_bytes as usize];
+        file.read_exact(&mut header).map_err(io)?;
+        let metadata: Metadata = serde_json::from_slice(&header)
+            .map_err(|e| damaged(format!("has a damaged header: {e}")))?;
+        let needed = 8 + header_bytes + metadata.data_len() as u64;
+        if needed != num_bytes {
+            return Err(damaged(format!(
+                "has {num_bytes} bytes, its header describes {needed}: it is truncated"
+            )));
+        }
+        for prefix in prefixes {
+            for part in params.iter().flat_map(|p| &p.parts) {
+                let name = format!("{prefix}{}", part.name);
+                match metadata.info(&name) {
+                    None => return Err(damaged(format!("{name} is missing"))),
+                    Some(info) if info.shape != part.shape => {
+                        return Err(damaged(format!(
+                            "{name} is {:?}, the model wants {:?}",
+                            info.shape, part.shape
+                        )));
+                    }
+                    Some(info) if info.dtype != dtype(wide) => {
+                        let (have, want) = (info.dtype, dtype(wide));
+                        return Err(damaged(format!(
+                            "{name} is {have:?}, this device computes in {want:?}"
+                        )));
+                    }
+                    Some(_) => {}
+                }
+            }
+        }
+        Ok(Self {
+            path: path.to_owned(),
+            file,
+            metadata,
+            data_start: 8 + header_bytes,
+            wide,
+        })
+    }
+
+    pub(super) fn read(&mut self, param: &ParamSpec, prefix: &str) -> Result<Data> {
+        let mut data = Data::zeros(self.wide, param.len());
+        let mut rest = data.bytes_mut();
+        for part in &param.parts {
+            let info = self
+                .metadata
+                .info(&format!("{prefix}{}", part.name))
+                .expect("open found every part");
+            let (start, end) = info.data_offsets;
+            let (own, after) = rest.split_at_mut(end - start);
+            self.file
+                .seek(SeekFrom::Start(self.data_start + start as u64))
+                .and_then(|_| self.file.read_exact(own))
+                .map_err(Error::io(&self.path))?;
+            rest = after;
+        }
+        Ok(data)
+    }
+}

@@ -1,0 +1,521 @@
+//! Everything a user may say about training, under slime's and Megatron's names, and what contradicts itself.
+//!
+//! Plain data: defaults are slime's where it has one. Read [`TrainConfig::validate`] for the rules.
+
+use crate::algo::Estimator;
+use crate::algo::kl::KlKind;
+use crate::algo::weights::Aggregation;
+use crate::optim::schedule::{DecayStyle, WsdStyle};
+use serde::{Deserialize, Serialize};
+use slime_model::layers::Recompute;
+use std::fmt;
+
+/// Options of the trainer.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct TrainConfig {
+    /// How rewards become advantages.
+    pub advantage_estimator: Estimator,
+    /// Dr. GRPO: centre rewards, but do not divide by the group's std.
+    pub disable_grpo_std_normalization: bool,
+    /// Whiten advantages over the rollout step's tokens. The REINFORCE++ estimators require it.
+    pub normalize_advantages: bool,
+    /// Discount of REINFORCE++'s returns.
+    pub gamma: f64,
+    /// How far below 1 a ratio may go before its gradient stops.
+    pub eps_clip: f64,
+    /// How far above 1; `eps_clip` when not given.
+    pub eps_clip_high: Option<f64>,
+    /// Dual clip: the largest loss of a token with negative advantage, in units of its advantage.
+    pub eps_clip_c: Option<f64>,
+    /// KL penalty inside the reward.
+    pub kl_coef: f64,
+    /// KL term inside the loss. With a coefficient of 0 the KL is only measured.
+    pub use_kl_loss: bool,
+    /// Its coefficient.
+    pub kl_loss_coef: f64,
+    /// Estimator of the KL; `k3` in the loss and `k1` in the reward when not given.
+    pub kl_loss_type: Option<KlKind>,
+    /// Weigh the KL in the loss by the ratio.
+    pub use_unbiased_kl: bool,
+    /// Entropy bonus.
+    pub entropy_coef: f64,
+    /// Take the engine's log-probs as the old policy's instead of computing them.
+    pub use_rollout_logprobs: bool,
+    /// Reweigh tokens by the truncated ratio between trainer and engine.
+    pub use_tis: bool,
+    /// Its largest weight.
+    pub tis_clip: f64,
+    /// Its smallest weight.
+    pub tis_clip_low: f64,
+    /// How token losses are averaged.
+    pub loss_aggregation: Aggregation,
+    /// The divisor of `constant-length`.
+    pub loss_constant_length: Option<usize>,
+    /// Temperature the rollouts were sampled at; logits are divided by it.
+    pub rollout_temperature: f64,
+
+    /// Rollouts of one train step.
+    pub global_batch_size: Option<usize>,
+    /// Train steps made of the rollouts of one rollout step, if `global_batch_size` is not given.
+    pub num_steps_per_rollout: Option<usize>,
+    /// Tokens of one micro-batch. A longer trajectory makes one of its own.
+    pub max_tokens_per_gpu: usize,
+    /// What is computed again in the backward pass.
+    pub recompute_granularity: Recompute,
+    /// Only the first layers, this many, recompute; the rest keep everything.
+    pub recompute_num_layers: Option<usize>,
+    /// Rows whose logits exist at once; chosen by the vocabulary's size when not given.
+    pub log_probs_chunk_size: Option<usize>,
+
+    /// Learning rate.
+    pub lr: f64,
+    /// Where a decay ends.
+    pub min_lr: f64,
+    /// Shape of the decay.
+    pub lr_decay_style: DecayStyle,
+    /// Train steps after which the decay has ended.
+    pub lr_decay_iters: Option<u64>,
+    /// Train steps of linear warm-up.
+    pub lr_warmup_iters: u64,
+    /// Where warm-up starts.
+    pub lr_warmup_init: f64,
+    /// Train steps of WSD's last phase.
+    pub lr_wsd_decay_iters: Option<u64>,
+    /// Shape of WSD's last phase.
+    pub lr_wsd_decay_style: WsdStyle,
+    /// Decoupled weight decay of matrices. Norms and biases never decay.
+    pub weight_decay: f64,
+    /// Adam's first decay rate.
+    pub adam_beta1: f64,
+    /// Adam's second decay rate.
+    pub adam_beta2: f64,
+    /// Added outside Adam's root.
+    pub adam_eps: f64,
+    /// Largest gradient norm; 0 does not clip.
+    pub clip_grad: f64,
+}
+
+impl Default for TrainConfig {
+    fn default() -> Self {
+        Self {
+            advantage_estimator: Estimator::Grpo,
+            disable_grpo_std_normalization: false,
+            normalize_advantages: false,
+            gamma: 1.0,
+            eps_clip: 0.2,
+            eps_clip_high: None,
+            eps_clip_c: None,
+            kl_coef: 0.0,
+            use_kl_loss: false,
+            kl_loss_coef: 0.0,
+            kl_loss_type: None,
+            use_unbiased_kl: false,
+            entropy_coef: 0.0,
+            use_rollout_logprobs: false,
+            use_tis: false,
+            tis_clip: 2.0,
+            tis_clip_low: 0.0,
+            loss_aggregation: Aggregation::RolloutMean,
+            loss_constant_length: None,
+            rollout_temperature: 1.0,
+            global_batch_size: None,
+            num_steps_per_rollout: None,
+            max_tokens_per_gpu: 4096,
+            recompute_granularity: Recompute::Selective,
+            recompute_num_layers: None,
+            log_probs_chunk_size: None,
+            lr: 1e-6,
+            min_lr: 0.0,
+            lr_decay_style: DecayStyle::Constant,
+            lr_decay_iters: None,
+            lr_warmup_iters: 0,
+            lr_warmup_init: 0.0,
+            lr_wsd_decay_iters: None,
+            lr_wsd_decay_style: WsdStyle::default(),
+            weight_decay: 0.1,
+            adam_beta1: 0.9,
+            adam_beta2: 0.98,
+            adam_eps: 1e-8,
+            clip_grad: 1.0,
+        }
+    }
+}
+
+/// One thing that is wrong with a configuration.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Problem {
+    /// The option to change.
+    pub key: &'static str,
+    /// What is wrong, and the cure.
+    pub detail: String,
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.key, self.detail)
+    }
+}
+
+impl TrainConfig {
+    /// Upper bound of the ratio, above 1.
+    pub fn clip_high(&self) -> f64 {
+        self.eps_clip_high.unwrap_or(self.eps_clip)
+    }
+
+    /// Estimator of the KL where this configuration uses one.
+    pub fn kl_kind(&self) -> KlKind {
+        self.kl_loss_type.unwrap_or(if self.use_kl_loss {
+            KlKind::K3
+        } else {
+            KlKind::K1
+        })
+    }
+
+    /// The option that makes a reference model necessary, if one does.
+    pub fn needs_reference(&self) -> Option<&'static str> {
+        match (self.use_kl_loss, self.kl_coef != 0.0) {
+            (true, _) => Some("use_kl_loss"),
+            (_, true) => Some("kl_coef"),
+            _ => None,
+        }
+    }
+
+    /// Everything that is wrong, at once: values out of range, and options that would have no effect.
+    ///
+    /// # Errors
+    /// One problem for each.
+    pub fn validate(&self) -> Result<(), Vec<Problem>> {
+        let mut found = Vec::new();
+        let mut add = |key, detail: String| found.push(Problem { key, detail });
+        self.check_ranges(&mut add);
+        self.check_algorithm(&mut add);
+        self.check_kl(&mut add);
+        self.check_schedule(&mut add);
+        if found.is_empty() { Ok(()) } else { Err(found) }
+    }
+
+    fn check_ranges(&self, add: &mut impl FnMut(&'static str, String)) {
+        let positive = [
+            ("rollout_temperature", self.rollout_temperature),
+            ("adam_eps", self.adam_eps),
+            ("gamma", self.gamma),
+        ];
+        for (key, value) in positive {
+            if !(value.is_finite() && value > 0.0) {
+                add(key, format!("{value} must be a number above 0"));
+            }
+        }
+        let not_negative = [
+            ("eps_clip", self.eps_clip),
+            ("eps_clip_high", self.clip_high()),
+            ("entropy_coef", self.entropy_coef),
+            ("lr", self.lr),
+            ("min_lr", self.min_lr),
+            ("lr_warmup_init", self.lr_warmup_init),
+            ("weight_decay", self.weight_decay),
+            ("clip_grad", self.clip_grad),
+            ("tis_clip_low", self.tis_clip_low),
+        ];
+        for (key, value) in not_negative {
+            if !(value.is_finite() && value >= 0.0) {
+                add(key, format!("{value} must be a number of at least 0"));
+            }
+        }
+        for (key, value) in [
+            ("adam_beta1", self.adam_beta1),
+            ("adam_beta2", self.adam_beta2),
+        ] {
+            if !(0.0..1.0).contains(&value) {
+                add(key, format!("{value} must be at least 0 and below 1"));
+            }
+        }
+        if let Some(c) = self.eps_clip_c
+            && !(c.is_finite() && c > 1.0)
+        {
+            add(
+                "eps_clip_c",
+                format!("{c} must be above 1: the dual clip bounds a ratio from above"),
+            );
+        }
+        let counts = [
+            ("max_tokens_per_gpu", Some(self.max_tokens_per_gpu)),
+            ("global_batch_size", self.global_batch_size),
+            ("num_steps_per_rollout", self.num_steps_per_rollout),
+            ("log_probs_chunk_size", self.log_probs_chunk_size),
+            ("loss_constant_length", self.loss_constant_length),
+        ];
+        for (key, _) in counts.iter().filter(|(_, count)| *count == Some(0)) {
+            add(key, "must be at least 1".into());
+        }
+        if self.global_batch_size.is_some() && self.num_steps_per_rollout.is_some() {
+            let detail = "has no effect beside global_batch_size; give one of them";
+            add("num_steps_per_rollout", detail.into());
+        }
+        if self.recompute_num_layers.is_some() && self.recompute_granularity == Recompute::None {
+            let detail =
+                "has no effect with recompute_granularity = none; choose selective or full";
+            add("recompute_num_layers", detail.into());
+        }
+    }
+
+    fn check_algorithm(&self, add: &mut impl FnMut(&'static str, String)) {
+        let estimator = self.advantage_estimator;
+        let name = serde_name(&estimator);
+        if self.disable_grpo_std_normalization && !estimator.has_std() {
+            let detail = format!(
+                "has no effect with advantage_estimator = {name}, which does not divide by the std"
+            );
+            add("disable_grpo_std_normalization", detail);
+        }
+        if estimator.has_token_kl() && !self.normalize_advantages {
+            add(
+                "normalize_advantages",
+                format!("advantage_estimator = {name} requires it; set it to true"),
+            );
+        }
+        if self.gamma != 1.0 && estimator != Estimator::ReinforcePlusPlus {
+            add(
+                "gamma",
+                format!(
+                    "has no effect with advantage_estimator = {name}; only reinforce_plus_plus discounts"
+                ),
+            );
+        }
+        if self.eps_clip_c.is_some() && estimator == Estimator::Cispo {
+            add(
+                "eps_clip_c",
+                "has no effect with advantage_estimator = cispo; remove it".into(),
+            );
+        }
+        if self.use_tis && estimator == Estimator::Gspo {
+            let detail = "cannot be combined with advantage_estimator = gspo, whose ratio is the trajectory's";
+            add("use_tis", detail.into());
+        }
+        if self.use_tis && self.use_rollout_logprobs {
+            let detail = "has no effect with use_rollout_logprobs: the old policy is then the engine's, and every weight is 1";
+            add("use_tis", detail.into());
+        }
+        if self.use_tis && !(self.tis_clip.is_finite() && self.tis_clip > self.tis_clip_low) {
+            add(
+                "tis_clip",
+                format!(
+                    "{} must be above tis_clip_low = {}",
+                    self.tis_clip, self.tis_clip_low
+                ),
+            );
+        }
+        let tis = Self::default();
+        if !self.use_tis && (self.tis_clip, self.tis_clip_low) != (tis.tis_clip, tis.tis_clip_low) {
+            add(
+                "tis_clip",
+                "has no effect without use_tis; set use_tis = true or remove it".into(),
+            );
+        }
+        match (self.loss_aggregation, self.loss_constant_length) {
+            (Aggregation::ConstantLength, None) => {
+                let detail = "loss_aggregation = constant-length needs it; rollout_max_response_len is the usual value";
+                add("loss_constant_length", detail.into());
+            }
+            (other, Some(_)) if other != Aggregation::ConstantLength => {
+                let detail = format!(
+                    "has no effect with loss_aggregation = {}",
+                    serde_name(&other)
+                );
+                add("loss_constant_length", detail);
+            }
+            _ => {}
+        }
+    }
+
+    fn check_kl(&self, add: &mut impl FnMut(&'static str, String)) {
+        for (key, value) in [
+            ("kl_coef", self.kl_coef),
+            ("kl_loss_coef", self.kl_loss_coef),
+        ] {
+            if !(value.is_finite() && value >= 0.0) {
+                add(key, format!("{value} must be a number of at least 0"));
+            }
+        }
+        if self.kl_coef != 0.0 && self.use_kl_loss {
+            let detail = "KL is either in the reward (kl_coef) or in the loss (use_kl_loss), not in both; choose one";
+            add("kl_coef", detail.into());
+        }
+        if self.kl_loss_coef != 0.0 && !self.use_kl_loss {
+            add(
+                "kl_loss_coef",
+                "has no effect without use_kl_loss; set use_kl_loss = true".into(),
+            );
+        }
+        if self.use_kl_loss && self.kl_kind() == KlKind::K1 && self.kl_loss_coef != 0.0 {
+            let detail = "k1 cannot be minimised in the loss, its gradient is 0 in expectation; use k3 or low_var_kl";
+            add("kl_loss_type", detail.into());
+        }
+        if self.kl_loss_type.is_some() && self.needs_reference().is_none() {
+            add(
+                "kl_loss_type",
+                "has no effect without use_kl_loss or kl_coef; remove it".into(),
+            );
+        }
+        if self.use_unbiased_kl && !self.use_kl_loss {
+            add(
+                "use_unbiased_kl",
+                "has no effect without use_kl_loss; remove it".into(),
+            );
+        }
+    }
+
+    fn check_schedule(&self, add: &mut impl FnMut(&'static str, String)) {
+        let style = serde_name(&self.lr_decay_style);
+        if self.lr_decay_style == DecayStyle::Constant {
+            if self.lr_decay_iters.is_some() {
+                add(
+                    "lr_decay_iters",
+                    "has no effect with lr_decay_style = constant".into(),
+                );
+            }
+            if self.min_lr != 0.0 {
+                add(
+                    "min_lr",
+                    "has no effect with lr_decay_style = constant".into(),
+                );
+            }
+        } else if let Some(decay) = self.lr_decay_iters {
+            if decay <= self.lr_warmup_iters {
+                let detail = format!(
+                    "{decay} must be above lr_warmup_iters = {}",
+                    self.lr_warmup_iters
+                );
+                add("lr_decay_iters", detail);
+            }
+        } else {
+            let detail = format!(
+                "lr_decay_style = {style} needs it: the number of train steps after which min_lr is reached"
+            );
+            add("lr_decay_iters", detail);
+        }
+        if self.min_lr > self.lr {
+            add(
+                "min_lr",
+                format!("{} must not be above lr = {}", self.min_lr, self.lr),
+            );
+        }
+        if self.lr_warmup_init != 0.0 && self.lr_warmup_iters == 0 {
+            add(
+                "lr_warmup_init",
+                "has no effect without lr_warmup_iters".into(),
+            );
+        }
+        match (self.lr_decay_style, self.lr_wsd_decay_iters) {
+            (DecayStyle::Wsd, None) => {
+                let detail = "lr_decay_style = WSD needs it: the length of the last phase";
+                add("lr_wsd_decay_iters", detail.into());
+            }
+            (DecayStyle::Wsd, Some(phase)) => {
+                let room = self
+                    .lr_decay_iters
+                    .unwrap_or(0)
+                    .saturating_sub(self.lr_warmup_iters);
+                if phase == 0 || phase > room {
+                    let detail = format!(
+                        "{phase} must be at least 1 and fit between warm-up and lr_decay_iters ({room} steps)"
+                    );
+                    add("lr_wsd_decay_iters", detail);
+                }
+            }
+            (_, Some(_)) => {
+                let detail = format!(
+                    "has no effect with lr_decay_style = {style}; only WSD has a last phase"
+                );
+                add("lr_wsd_decay_iters", detail);
+            }
+            _ => {}
+        }
+    }
+}
+
+/// A value's name in files.
+fn serde_name<T: Serialize>(value: &T) -> String {
+    match serde_json::to_value(value) {
+        Ok(serde_json::Value::String(name)) => name,
+        other => format!("{other:?}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn keys(config: &TrainConfig) -> Vec<&'static str> {
+        config
+            .validate()
+            .err()
+            .into_iter()
+            .flatten()
+            .map(|p| p.key)
+            .collect()
+    }
+
+    #[test]
+    fn the_defaults_are_valid_and_survive_a_file() {
+        let config = TrainConfig::default();
+        assert_eq!(config.validate(), Ok(()));
+        let text = serde_json::to_string(&config).unwrap();
+        assert_eq!(serde_json::from_str::<TrainConfig>(&text).unwrap(), config);
+        assert!(serde_json::from_str::<TrainConfig>(r#"{"eps_clp": 0.1}"#).is_err());
+    }
+
+    #[test]
+    fn every_problem_is_reported_at_once() {
+        let config = TrainConfig {
+            lr: f64::NAN,
+            eps_clip_c: Some(1.0),
+            kl_loss_coef: 0.1,
+            loss_constant_length: Some(9),
+            gamma: 0.9,
+            lr_wsd_decay_iters: Some(2),
+            ..TrainConfig::default()
+        };
+        let keys = keys(&config);
+        for key in [
+            "lr",
+            "eps_clip_c",
+            "kl_loss_coef",
+            "loss_constant_length",
+            "gamma",
+            "lr_wsd_decay_iters",
+        ] {
+            assert!(keys.contains(&key), "{key} is not in {keys:?}");
+        }
+    }
+
+    #[test]
+    fn k1_in_the_loss_is_refused_and_measured_only_it_is_not() {
+        let mut config = TrainConfig {
+            use_kl_loss: true,
+            kl_loss_type: Some(KlKind::K1),
+            kl_loss_coef: 0.01,
+            ..TrainConfig::default()
+        };
+        assert_eq!(keys(&config), ["kl_loss_type"]);
+        config.kl_loss_coef = 0.0;
+        assert_eq!(config.validate(), Ok(()));
+    }
+
+    #[test]
+    fn kl_defaults_to_k3_in_the_loss_and_k1_in_the_reward() {
+        let loss = TrainConfig {
+            use_kl_loss: true,
+            ..TrainConfig::default()
+        };
+        assert_eq!(loss.kl_kind(), KlKind::K3);
+        let reward = TrainConfig {
+            kl_coef: 0.1,
+            ..TrainConfig::default()
+        };
+        assert_eq!(
+            (reward.kl_kind(), reward.needs_reference()),
+            (KlKind::K1, Some("kl_coef"))
+        );
+    }
+}

@@ -1,0 +1,185 @@
+//! The optimizer: gradient norm, clipping, AdamW, learning rate.
+//!
+//! Which parameters decay is the model's knowledge (`ParamSpec::decay`: matrices do, norms and biases do not).
+//! Read [`schedule`] for the learning rate.
+
+pub mod precision;
+pub mod schedule;
+
+use crate::config::TrainConfig;
+use precision::Precision;
+use schedule::{DecayStyle, Schedule};
+use slime_kernels::{AdamW, Ops, Result};
+use slime_model::ParamSpec;
+use slime_model::layers::{Gradients, Weights};
+
+/// Adam's moments, and the weights in full precision where the device's weights are rounded.
+pub struct Optimizer<O: Ops> {
+    config: AdamW,
+    clip_grad: f64,
+    schedule: Schedule,
+    samples_per_step: u64,
+    /// First moments, one a parameter.
+    pub m: Vec<O::Float>,
+    /// Second moments.
+    pub v: Vec<O::Float>,
+    /// Full-precision weights.
+    pub master: Option<Vec<O::Float>>,
+    /// Where the optimizer stands.
+    pub progress: Progress,
+}
+
+/// What an optimizer remembers besides its tensors.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Progress {
+    /// Updates made.
+    pub num_updates: u64,
+    /// Samples the learning rate has counted.
+    pub num_samples: u64,
+    /// Steps skipped because their gradient was not finite, or because nothing was to be trained.
+    pub num_skipped: u64,
+}
+
+/// What one step did.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StepReport {
+    /// L2 norm over all parameters, before clipping.
+    pub grad_norm: f64,
+    /// The rate that was used, or would have been.
+    pub lr: f64,
+    /// The weights were left alone, because the norm is not finite.
+    pub skipped: bool,
+}
+
+impl<O: Ops> Optimizer<O> {
+    /// Fresh moments for `weights`.
+    ///
+    /// # Errors
+    /// The device has no room.
+    pub fn new(ops: &O, weights: &Weights<O>, config: &TrainConfig) -> Result<Self> {
+        let zeros = || Gradients::zeros(ops, weights).map(|g| g.0);
+        let master = match Precision::of_weights(ops)? {
+            Precision::Rounded => Some(
+                weights
+                    .0
+                    .iter()
+                    .map(|w| copy(ops, w))
+                    .collect::<Result<_>>()?,
+            ),
+            _ => None,
+        };
+        let samples_per_step = config.global_batch_size.unwrap_or(1) as u64;
+        Ok(Self {
+            config: AdamW {
+                lr: config.lr,
+                beta1: config.adam_beta1,
+                beta2: config.adam_beta2,
+                eps: config.adam_eps,
+                weight_decay: config.weight_decay,
+                step: 0,
+                grad_scale: 1.0,
+            },
+            clip_grad: config.clip_grad,
+            schedule: schedule_of(config, samples_per_step),
+            samples_per_step,
+            m: zeros()?,
+            v: zeros()?,
+            master,
+            progress: Progress::default(),
+        })
+    }
+
+    /// The rate of the next step.
+    pub fn lr(&self) -> f64 {
+        self.schedule.lr(self.progress.num_samples)
+    }
+
+    /// Count a step in which nothing was to be trained. The rate does not move, as in Megatron.
+    pub fn skip(&mut self) {
+        self.progress.num_skipped += 1;
+    }
+
+    /// Clip and update. A gradient that is not finite leaves weights, moments and rate as they are.
+    ///
+    /// # Errors
+    /// The device failed.
+    pub fn step(
+        &mut self,
+        ops: &O,
+        params: &[ParamSpec],
+        weights: &mut Weights<O>,
+        grads: &Gradients<O>,
+    ) -> Result<StepReport> {
+        let lr = self.lr();
+        let mut squares = 0.0;
+        for grad in &grads.0 {
+            squares += ops.sum_squares(grad)?;
+        }
+        let grad_norm = squares.sqrt();
+        if !grad_norm.is_finite() {
+            self.skip();
+            return Ok(StepReport {
+                grad_norm,
+                lr,
+                skipped: true,
+            });
+        }
+        self.progress.num_updates += 1;
+        let step = AdamW {
+            lr,
+            step: self.progress.num_updates,
+            grad_scale: clip_scale(grad_norm, self.clip_grad),
+            ..self.config
+        };
+        for (i, param) in params.iter().enumerate() {
+            let decay = if param.decay {
+                self.config.weight_decay
+            } else {
+                0.0
+            };
+            let step = AdamW {
+                weight_decay: decay,
+                ..step
+            };
+            let master = self.master.as_mut().map(|all| &mut all[i]);
+            let (m, v) = (&mut self.m[i], &mut self.v[i]);
+            ops.adamw(&step, &grads.0[i], m, v, master, &mut weights.0[i])?;
+        }
+        self.progress.num_samples += self.samples_per_step;
+        Ok(StepReport {
+            grad_norm,
+            lr,
+            skipped: false,
+        })
+    }
+}
+
+/// Megatron's: `max / (norm + 1e-6)`, only where that is below 1.
+fn clip_scale(norm: f64, max: f64) -> f64 {
+    if max > 0.0 {
+        (max / (norm + 1e-6)).min(1.0)
+    } else {
+        1.0
+    }
+}
+
+fn copy<O: Ops>(ops: &O, weight: &O::Tensor) -> Result<O::Float> {
+    let (rows, cols) = ops.shape(weight);
+    ops.float_f64(rows, cols, &ops.read_f64(weight)?)
+}
+
+fn schedule_of(config: &TrainConfig, samples_per_step: u64) -> Schedule {
+    let samples = |iters: u64| iters * samples_per_step;
+    let constant = config.lr_decay_style == DecayStyle::Constant;
+    Schedule {
+        max_lr: config.lr,
+        min_lr: if constant { config.lr } else { config.min_lr },
+        init_lr: config.lr_warmup_init,
+        warmup: samples(config.lr_warmup_iters),
+        decay: samples(config.lr_decay_iters.unwrap_or(0)),
+        style: config.lr_decay_style,
+        wsd_decay: samples(config.lr_wsd_decay_iters.unwrap_or(0)),
+        wsd_style: config.lr_wsd_decay_style,
+    }
+}

@@ -1,0 +1,495 @@
+//! The trainer's public face: rollout records in, new weights and metrics out.
+//!
+//! ```text
+//! records ─► batches ─► [reference, old log-probs] ─► advantages ─► per batch: forward, backward, clip, AdamW
+//! ```
+//!
+//! It knows no loop, no engine and no file of rollouts; those are the program's. Read [`crate::step`] for one step
+//! and [`crate::data`] for what a batch is.
+
+use crate::algo::Estimator;
+use crate::algo::clip::Clip;
+use crate::algo::importance::Truncation;
+use crate::algo::objective::{KlTerm, Objective, PolicyLoss};
+use crate::config::TrainConfig;
+use crate::data::rollouts::{Limits, check_tokens, rollouts};
+use crate::data::{Batch, MicroBatch, split_steps};
+use crate::head::Head;
+use crate::metrics::TrainMetrics;
+use crate::optim::Optimizer;
+use crate::step::{Evaluation, Scores, metrics, micro_step};
+use crate::{Error, Result, advantages};
+use slime_core::RolloutRecord;
+use slime_kernels::Ops;
+use slime_model::layers::{Gradients, Recompute};
+use slime_model::{ModelSpec, Network, ParamSpec};
+use std::sync::Arc;
+
+/// Where a call stands, for whoever shows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Progress {
+    /// What is being computed.
+    pub phase: Phase,
+    /// Which train step of how many.
+    pub step: (usize, usize),
+    /// Tokens done of tokens to do, in this phase of this step.
+    pub tokens: (usize, usize),
+}
+
+/// A part of a train call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// Log-probs of the reference model.
+    Reference,
+    /// Log-probs of the policy before it changes.
+    OldLogProbs,
+    /// Forward and backward.
+    Train,
+    /// The optimizer.
+    Update,
+}
+
+/// Called as work proceeds.
+pub type OnProgress = Box<dyn Fn(Progress) + Send + Sync>;
+
+/// Log-probs and entropies of one sequence's tokens but the first.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct TokenScores {
+    /// `[tokens - 1]`: entry `t` is of token `t + 1`.
+    pub logprobs: Vec<f64>,
+    /// `[tokens - 1]`: entropy of the distribution that token was drawn from.
+    pub entropy: Vec<f64>,
+}
+
+/// A sequence to fine-tune on.
+#[derive(Clone, Copy, Debug)]
+pub struct SftSequence<'a> {
+    /// The tokens.
+    pub tokens: &'a [u32],
+    /// `[tokens]`: 1 trains. The first token never does, because nothing predicts it.
+    pub loss_mask: &'a [u8],
+}
+
+/// A model being trained on one device.
+pub struct Trainer<O: Ops> {
+    pub(crate) ops: Arc<O>,
+    pub(crate) config: TrainConfig,
+    pub(crate) network: Network<O>,
+    pub(crate) optimizer: Optimizer<O>,
+    reference: Option<Network<O>>,
+    grads: Gradients<O>,
+    recompute: Vec<Recompute>,
+    vocab: usize,
+    on_progress: Option<OnProgress>,
+}
+
+impl<O: Ops> Trainer<O> {
+    /// A trainer of `weights`, which are in the order of `spec`'s parameters.
+    ///
+    /// # Errors
+    /// Every problem of the configuration; weights that do not fit; a device without room.
+    pub fn new(
+        ops: Arc<O>,
+        spec: Arc<ModelSpec>,
+        weights: Vec<O::Tensor>,
+        config: TrainConfig,
+    ) -> Result<Self> {
+        config.validate().map_err(Error::Config)?;
+        let network = Network::new(ops.clone(), spec, weights)?;
+        let optimizer = Optimizer::new(&*ops, network.weights(), &config)?;
+        let grads = Gradients::zeros(&*ops, network.weights())?;
+        let spec = network.spec();
+        let deep = config.recompute_num_layers.unwrap_or(spec.layers.len());
+        let recompute = (0..spec.layers.len())
+            .map(|layer| {
+                if layer < deep {
+                    config.recompute_granularity
+                } else {
+                    Recompute::None
+                }
+            })
+            .collect();
+        let vocab = spec.vocab;
+        Ok(Self {
+            ops,
+            config,
+            network,
+            optimizer,
+            reference: None,
+            grads,
+            recompute,
+            vocab,
+            on_progress: None,
+        })
+    }
+
+    /// Give it the reference model's weights, which KL is measured against.
+    ///
+    /// # Errors
+    /// They do not fit the model.
+    pub fn with_reference(mut self, weights: Vec<O::Tensor>) -> Result<Self> {
+        self.reference = Some(Network::new(
+            self.ops.clone(),
+            self.network.spec().clone(),
+            weights,
+        )?);
+        Ok(self)
+    }
+
+    /// Ids from `vocab` on are no tokens of the tokenizer: they are −inf in every softmax.
+    #[must_use]
+    pub fn with_vocab(mut self, vocab: usize) -> Self {
+        self.vocab = vocab.min(self.network.spec().vocab);
+        self
+    }
+
+    /// Be told how far a call is.
+    #[must_use]
+    pub fn with_progress(mut self, on_progress: OnProgress) -> Self {
+        self.on_progress = Some(on_progress);
+        self
+    }
+
+    /// The configuration.
+    pub fn config(&self) -> &TrainConfig {
+        &self.config
+    }
+
+    /// The network, with its present weights.
+    pub fn network(&self) -> &Network<O> {
+        &self.network
+    }
+
+    /// Updates made since the run began.
+    pub fn num_updates(&self) -> u64 {
+        self.optimizer.progress.num_updates
+    }
+
+    /// Learning rate of the next step.
+    pub fn lr(&self) -> f64 {
+        self.optimizer.lr()
+    }
+
+    /// The last step's gradients before clipping, in the order of the network's parameters.
+    pub fn gradients(&self) -> &Gradients<O> {
+        &self.grads
+    }
+
+    /// One parameter's present values, `[rows × cols]`: what `slime_model::hf::save_dir` reads.
+    ///
+    /// # Errors
+    /// The device failed, or the parameter is of another model.
+    pub fn read_param(&self, param: &ParamSpec) -> Result<Vec<f32>> {
+        let at = self
+            .network
+            .params()
+            .iter()
+            .position(|p| p.name == param.name);
+        match at {
+            Some(at) => Ok(self.ops.read(&self.network.weights().0[at])?),
+            None => Err(slime_model::Error::Input(format!(
+                "{} is no parameter of this model",
+                param.name
+            ))
+            .into()),
+        }
+    }
+
+    /// Train on the records of one rollout step: one or several train steps, in order.
+    ///
+    /// # Errors
+    /// A record that cannot be trained on (nothing is trained then), or the device failed.
+    pub fn train(&mut self, records: &[RolloutRecord]) -> Result<Vec<TrainMetrics>> {
+        let rollouts = rollouts(records, self.limits())?;
+        if rollouts.is_empty() {
+            return Err(Error::Empty);
+        }
+        let ranges = split_steps(rollouts.len(), &self.config);
+        let length = self.config.loss_constant_length.unwrap_or(0);
+        let mut batches: Vec<Batch<'_>> = ranges
+            .into_iter()
+            .map(|range| Batch::new(&rollouts, range, self.config.loss_aggregation, length))
+            .collect();
+        let packed: Vec<Vec<MicroBatch>> = batches
+            .iter()
+            .map(|batch| MicroBatch::pack(batch, self.config.max_tokens_per_gpu))
+            .collect();
+        self.check_rollout_logprobs(records)?;
+        self.fill_reference(&mut batches, &packed)?;
+        self.fill_old(&mut batches, &packed)?;
+        advantages::fill(&self.config, &rollouts, &mut batches);
+        let objective = self.objective();
+        let num_steps = batches.len();
+        let steps = batches.iter().zip(&packed).enumerate();
+        steps
+            .map(|(step, (batch, packed))| {
+                self.step(Evaluation { objective, batch }, packed, (step, num_steps))
+            })
+            .collect()
+    }
+
+    /// One step of supervised fine-tuning: minus the log-likelihood of the masked tokens.
+    ///
+    /// # Errors
+    /// A sequence that cannot be trained on, or the device failed.
+    pub fn sft_step(&mut self, sequences: &[SftSequence<'_>]) -> Result<TrainMetrics> {
+        for (index, sequence) in sequences.iter().enumerate() {
+            let refuse = |detail: String| Error::Sequence { index, detail };
+            let (tokens, mask) = (sequence.tokens.len(), sequence.loss_mask.len());
+            if tokens != mask {
+                return Err(refuse(format!(
+                    "loss_mask has {mask} values for {tokens} tokens"
+                )));
+            }
+            if sequence.loss_mask.iter().any(|&m| m > 1) {
+                return Err(refuse("loss_mask holds a value other than 0 and 1".into()));
+            }
+            check_tokens(sequence.tokens, self.limits()).map_err(refuse)?;
+        }
+        let pairs: Vec<(&[u32], &[u8])> =
+            sequences.iter().map(|s| (s.tokens, s.loss_mask)).collect();
+        let length = self.config.loss_constant_length.unwrap_or(0);
+        let batch = Batch::from_masked(&pairs, self.config.loss_aggregation, length);
+        let packed = MicroBatch::pack(&batch, self.config.max_tokens_per_gpu);
+        self.step(
+            Evaluation {
+                objective: Objective::sft(),
+                batch: &batch,
+            },
+            &packed,
+            (0, 1),
+        )
+    }
+
+    /// Log-probs and entropies of every token but the first, at the configured temperature.
+    ///
+    /// # Errors
+    /// A sequence the model cannot take, or the device failed.
+    pub fn log_probs(&self, sequences: &[&[u32]]) -> Result<Vec<TokenScores>> {
+        for (index, tokens) in sequences.iter().enumerate() {
+            check_tokens(tokens, self.limits())
+                .map_err(|detail| Error::Sequence { index, detail })?;
+        }
+        let masks: Vec<Vec<u8>> = sequences
+            .iter()
+            .map(|tokens| vec![1; tokens.len()])
+            .collect();
+        let pairs: Vec<(&[u32], &[u8])> = sequences
+            .iter()
+            .zip(&masks)
+            .map(|(tokens, mask)| (*tokens, &mask[..]))
+            .collect();
+        let batch = Batch::from_masked(&pairs, self.config.loss_aggregation, 0);
+        let packed = MicroBatch::pack(&batch, self.config.max_tokens_per_gpu);
+        let scores = self.scores(&self.network, &batch, &packed, Phase::OldLogProbs, (0, 1))?;
+        let mut out = vec![TokenScores::default(); sequences.len()];
+        for sequence in &batch.sequences {
+            out[sequence.rollout] = TokenScores {
+                logprobs: scores.logp[sequence.trained.clone()].to_vec(),
+                entropy: scores.entropy[sequence.trained.clone()].to_vec(),
+            };
+        }
+        Ok(out)
+    }
+
+    /// What the configuration minimises.
+    fn objective(&self) -> Objective {
+        let config = &self.config;
+        Objective {
+            loss: match config.advantage_estimator {
+                Estimator::Gspo => PolicyLoss::Sequence,
+                Estimator::Cispo => PolicyLoss::Cispo,
+                _ => PolicyLoss::Clipped,
+            },
+            clip: Clip {
+                low: config.eps_clip,
+                high: config.clip_high(),
+                dual: config.eps_clip_c,
+            },
+            kl: config.use_kl_loss.then(|| KlTerm {
+                kind: config.kl_kind(),
+                coef: config.kl_loss_coef,
+                unbiased: config.use_unbiased_kl,
+            }),
+            entropy_coef: config.entropy_coef,
+            tis: config.use_tis.then_some(Truncation {
+                low: config.tis_clip_low,
+                high: config.tis_clip,
+            }),
+        }
+    }
+
+    fn step(
+        &mut self,
+        evaluation: Evaluation<'_>,
+        packed: &[MicroBatch],
+        step: (usize, usize),
+    ) -> Result<TrainMetrics> {
+        self.grads.zero(&*self.ops)?;
+        let mut scores = Scores::unknown(evaluation.batch.num_trained());
+        let total = packed.iter().map(|m| m.ids.len()).sum();
+        let mut done = 0;
+        for micro in packed {
+            self.report(Phase::Train, step, (done, total));
+            let head = head(&*self.ops, &self.network, &self.config, self.vocab);
+            let (network, recompute) = (&self.network, &self.recompute);
+            micro_step(
+                network,
+                &head,
+                &evaluation,
+                micro,
+                recompute,
+                &mut self.grads,
+                &mut scores,
+            )?;
+            done += micro.ids.len();
+        }
+        self.report(Phase::Update, step, (total, total));
+        let mut metrics = metrics(&evaluation, &scores);
+        metrics.micro_batches = packed.len();
+        metrics.lr = self.optimizer.lr();
+        if evaluation.batch.num_trained() == metrics.masked_tokens {
+            self.optimizer.skip();
+            metrics.skipped = 1;
+        } else {
+            let params = self.network.params().clone();
+            let report = self.optimizer.step(
+                &*self.ops,
+                &params,
+                self.network.weights_mut(),
+                &self.grads,
+            )?;
+            metrics.grad_norm = Some(report.grad_norm);
+            metrics.skipped = u64::from(report.skipped);
+        }
+        metrics.num_updates = self.optimizer.progress.num_updates;
+        Ok(metrics)
+    }
+
+    /// Log-probs and entropies of every token that trains.
+    fn scores(
+        &self,
+        network: &Network<O>,
+        batch: &Batch<'_>,
+        packed: &[MicroBatch],
+        phase: Phase,
+        step: (usize, usize),
+    ) -> Result<Scores> {
+        let head = head(&*self.ops, network, &self.config, self.vocab);
+        let mut scores = Scores::unknown(batch.num_trained());
+        let total = packed.iter().map(|m| m.ids.len()).sum();
+        let mut done = 0;
+        for micro in packed {
+            self.report(phase, step, (done, total));
+            let hidden = network.forward(&micro.ids, &micro.sequences, &micro.rows)?;
+            let stats = head.stats(&hidden, &micro.targets)?;
+            for (row, &number) in micro.tokens.iter().enumerate() {
+                scores.logp[number] = stats.logprob[row];
+                scores.entropy[number] = stats.entropy[row];
+            }
+            done += micro.ids.len();
+        }
+        Ok(scores)
+    }
+
+    fn fill_reference(&self, batches: &mut [Batch<'_>], packed: &[Vec<MicroBatch>]) -> Result<()> {
+        let Some(asked_by) = self.config.needs_reference() else {
+            return Ok(());
+        };
+        let reference = self
+            .reference
+            .as_ref()
+            .ok_or(Error::NoReference(asked_by))?;
+        let num_steps = batches.len();
+        for (step, (batch, packed)) in batches.iter_mut().zip(packed).enumerate() {
+            let scores = self.scores(
+                reference,
+                batch,
+                packed,
+                Phase::Reference,
+                (step, num_steps),
+            )?;
+            batch.columns.reference = scores.logp;
+        }
+        Ok(())
+    }
+
+    /// The old policy's log-probs. With a single step the step's own forward gives them, and the ratio is exactly 1.
+    fn fill_old(&self, batches: &mut [Batch<'_>], packed: &[Vec<MicroBatch>]) -> Result<()> {
+        let config = &self.config;
+        if config.use_rollout_logprobs {
+            batches
+                .iter_mut()
+                .for_each(|batch| batch.columns.old = batch.columns.rollout.clone());
+            return Ok(());
+        }
+        if batches.len() == 1 && config.kl_coef == 0.0 {
+            return Ok(());
+        }
+        let num_steps = batches.len();
+        for (step, (batch, packed)) in batches.iter_mut().zip(packed).enumerate() {
+            let scores = self.scores(
+                &self.network,
+                batch,
+                packed,
+                Phase::OldLogProbs,
+                (step, num_steps),
+            )?;
+            batch.columns.old = scores.logp;
+        }
+        Ok(())
+    }
+
+    fn check_rollout_logprobs(&self, records: &[RolloutRecord]) -> Result<()> {
+        let option = match (self.config.use_rollout_logprobs, self.config.use_tis) {
+            (true, _) => "use_rollout_logprobs",
+            (_, true) => "use_tis",
+            _ => return Ok(()),
+        };
+        let missing = |r: &RolloutRecord| {
+            r.is_scored() && r.loss_mask.contains(&1) && r.rollout_log_probs.is_empty()
+        };
+        match records.iter().position(missing) {
+            Some(index) => Err(Error::Record {
+                index,
+                group: records[index].group_id.0,
+                rollout: records[index].rollout_id.0,
+                detail: format!("{option} needs rollout_log_probs, and it has none"),
+            }),
+            None => Ok(()),
+        }
+    }
+
+    fn limits(&self) -> Limits {
+        let spec = self.network.spec();
+        Limits {
+            vocab: self.vocab,
+            max_positions: spec.max_positions,
+        }
+    }
+
+    fn report(&self, phase: Phase, step: (usize, usize), tokens: (usize, usize)) {
+        if let Some(on_progress) = &self.on_progress {
+            on_progress(Progress {
+                phase,
+                step,
+                tokens,
+            });
+        }
+    }
+}
+
+fn head<'a, O: Ops>(
+    ops: &'a O,
+    network: &'a Network<O>,
+    config: &TrainConfig,
+    vocab: usize,
+) -> Head<'a, O> {
+    Head {
+        ops,
+        weight: network.weights().get(network.head()),
+        temperature: config.rollout_temperature,
+        vocab,
+        chunk_rows: config.log_probs_chunk_size,
+    }
+}

@@ -1,0 +1,283 @@
+//! The model's numbers and gradients against transformers in float64.
+
+mod support;
+
+use serde_json::Value;
+use slime_kernels::{Ops, Sequences};
+use slime_model::layers::{Gradients, Recompute};
+use slime_trainer::TrainConfig;
+use slime_trainer::algo::clip::Clip;
+use slime_trainer::algo::kl::KlKind;
+use slime_trainer::algo::objective::{KlTerm, Objective, PolicyLoss};
+use slime_trainer::algo::weights::Aggregation;
+use slime_trainer::data::{Batch, MicroBatch};
+use slime_trainer::head::Head;
+use slime_trainer::step::{Evaluation, Scores, metrics, micro_step};
+use slime_trainer::{SftSequence, TokenScores, TrainMetrics};
+use std::sync::Arc;
+use support::{
+    MODELS, by_name, distance, f32_cpu, f64_cpu, golden, golden_grads, network, trainer,
+};
+
+fn floats(value: &Value) -> Vec<f64> {
+    value
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|x| x.as_f64().unwrap())
+        .collect()
+}
+
+fn ids(value: &Value) -> Vec<u32> {
+    value
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|x| x.as_u64().unwrap() as u32)
+        .collect()
+}
+
+fn sequences(golden: &Value) -> Vec<Vec<u32>> {
+    golden["sequences"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(ids)
+        .collect()
+}
+
+fn forward_matches<O: Ops>(ops: &Arc<O>, logit_tolerance: f64, tolerance: f64) {
+    for model in MODELS {
+        let golden = golden(model);
+        let all = sequences(&golden);
+        let network = network(ops, model);
+        let packed: Vec<u32> = all.concat();
+        let layout = Sequences::from_lengths(all.iter().map(Vec::len));
+        for entry in golden["logits"].as_array().unwrap() {
+            let sequence = entry["sequence"].as_u64().unwrap() as usize;
+            let row = layout.offsets[sequence] as u32 + entry["position"].as_u64().unwrap() as u32;
+            let hidden = network.forward(&packed, &layout, &[row]).unwrap();
+            let logits = ops
+                .read_float_f64(&network.logits(&hidden).unwrap())
+                .unwrap();
+            let gap = distance(&logits, &floats(&entry["values"]));
+            assert!(
+                gap <= logit_tolerance,
+                "{model} logits of row {row}: {gap:e}"
+            );
+        }
+        for temperature in ["1.0", "0.7"] {
+            let config = TrainConfig {
+                rollout_temperature: temperature.parse().unwrap(),
+                ..TrainConfig::default()
+            };
+            let views: Vec<&[u32]> = all.iter().map(Vec::as_slice).collect();
+            let got = trainer(ops, model, config).log_probs(&views).unwrap();
+            let sides = |name: &str, got: fn(&TokenScores) -> &Vec<f64>, scores: &[TokenScores]| {
+                let want = golden[name][temperature].as_array().unwrap().iter();
+                let got: Vec<f64> = scores.iter().flat_map(got).copied().collect();
+                let gap = distance(&got, &want.flat_map(floats).collect::<Vec<_>>());
+                assert!(gap <= tolerance, "{model} {name} at {temperature}: {gap:e}");
+            };
+            sides("logprobs", |s| &s.logprobs, &got);
+            sides("entropy", |s| &s.entropy, &got);
+        }
+    }
+}
+
+#[test]
+fn logits_log_probs_and_entropies_equal_transformers_in_f64() {
+    forward_matches(&f64_cpu(), 1e-9, 1e-9);
+}
+
+#[test]
+fn logits_log_probs_and_entropies_equal_transformers_in_f32() {
+    forward_matches(&f32_cpu(), 2e-6, 2e-6);
+}
+
+fn compare_grads<O: Ops>(
+    ops: &O,
+    model: &str,
+    prefix: &str,
+    grads: &Gradients<O>,
+    params: &[slime_model::ParamSpec],
+    tolerance: f64,
+) {
+    let got = by_name(ops, params, grads);
+    let want = golden_grads(model, prefix);
+    assert!(!want.is_empty());
+    for (name, want) in &want {
+        let want: Vec<f64> = want.iter().map(|&x| f64::from(x)).collect();
+        let gap = distance(&got[name], &want);
+        assert!(gap <= tolerance, "{model} {prefix} {name}: {gap:e}");
+    }
+}
+
+fn sft_matches<O: Ops>(ops: &Arc<O>, scalar: f64, tolerance: f64) {
+    for model in MODELS {
+        let golden = golden(model);
+        let all = sequences(&golden);
+        let config = TrainConfig {
+            loss_aggregation: Aggregation::TokenMean,
+            ..TrainConfig::default()
+        };
+        let mut trainer = trainer(ops, model, config);
+        let masks: Vec<Vec<u8>> = all.iter().map(|s| vec![1; s.len()]).collect();
+        let sequences: Vec<SftSequence<'_>> = all
+            .iter()
+            .zip(&masks)
+            .map(|(tokens, loss_mask)| SftSequence { tokens, loss_mask })
+            .collect();
+        let metrics = trainer.sft_step(&sequences).unwrap();
+        let want = &golden["sft"];
+        close(metrics.loss, &want["loss"], scalar, model);
+        close(
+            metrics.grad_norm.unwrap(),
+            &want["grad_norm"],
+            scalar,
+            model,
+        );
+        assert_eq!(
+            metrics.trained_tokens as u64,
+            want["num_tokens"].as_u64().unwrap()
+        );
+        let params = trainer.network().params().clone();
+        compare_grads(
+            &**ops,
+            model,
+            "sft",
+            trainer.gradients(),
+            &params,
+            tolerance,
+        );
+    }
+}
+
+#[track_caller]
+fn close(got: f64, want: &Value, tolerance: f64, what: &str) {
+    let want = want.as_f64().unwrap();
+    assert!(
+        (got - want).abs() <= tolerance * want.abs().max(1e-3),
+        "{what}: {got} is not {want}"
+    );
+}
+
+#[test]
+fn fine_tuning_gradients_equal_pytorch_in_f64() {
+    sft_matches(&f64_cpu(), 1e-9, 1e-7); // the gradients are stored in f32
+}
+
+#[test]
+fn fine_tuning_gradients_equal_pytorch_in_f32() {
+    sft_matches(&f32_cpu(), 1e-5, 1e-5);
+}
+
+fn grpo_matches<O: Ops>(ops: &Arc<O>, recompute: Recompute, scalar: f64, tolerance: f64) {
+    for model in MODELS {
+        let golden = golden(model);
+        let config = &golden["grpo"]["config"];
+        let number = |key: &str| config[key].as_f64().unwrap();
+        let kind: KlKind = serde_json::from_value(config["kl_loss_type"].clone()).unwrap();
+        let objective = Objective {
+            loss: PolicyLoss::Clipped,
+            clip: Clip {
+                low: number("eps_clip"),
+                high: number("eps_clip_high"),
+                dual: Some(number("eps_clip_c")),
+            },
+            kl: Some(KlTerm {
+                kind,
+                coef: number("kl_loss_coef"),
+                unbiased: false,
+            }),
+            entropy_coef: number("entropy_coef"),
+            tis: None,
+        };
+        let rollouts = golden["grpo"]["rollouts"].as_array().unwrap();
+        let tokens: Vec<Vec<u32>> = rollouts.iter().map(|r| ids(&r["tokens"])).collect();
+        let masks: Vec<Vec<u8>> = rollouts
+            .iter()
+            .map(|r| {
+                std::iter::once(0)
+                    .chain(floats(&r["loss_mask"]).iter().map(|&m| m as u8))
+                    .collect()
+            })
+            .collect();
+        let pairs: Vec<(&[u32], &[u8])> = tokens
+            .iter()
+            .zip(&masks)
+            .map(|(t, m)| (&t[..], &m[..]))
+            .collect();
+        let mut batch = Batch::from_masked(&pairs, Aggregation::RolloutMean, 0);
+        for sequence in batch.sequences.clone() {
+            let rollout = &rollouts[sequence.rollout];
+            let (old, reference) = (
+                floats(&rollout["old_logprobs"]),
+                floats(&rollout["ref_logprobs"]),
+            );
+            for (&row, number) in sequence.rows.iter().zip(sequence.trained.clone()) {
+                batch.columns.old[number] = old[row as usize];
+                batch.columns.reference[number] = reference[row as usize];
+                batch.columns.advantage[number] = rollout["advantage"].as_f64().unwrap();
+            }
+        }
+        let network = network(ops, model);
+        let head = Head {
+            ops: &**ops,
+            weight: network.weights().get(network.head()),
+            temperature: number("temperature"),
+            vocab: network.spec().vocab,
+            chunk_rows: Some(7),
+        };
+        let mut grads = Gradients::zeros(&**ops, network.weights()).unwrap();
+        let mut scores = Scores::unknown(batch.num_trained());
+        let evaluation = Evaluation {
+            objective,
+            batch: &batch,
+        };
+        for micro in MicroBatch::pack(&batch, 40) {
+            micro_step(
+                &network,
+                &head,
+                &evaluation,
+                &micro,
+                &[recompute],
+                &mut grads,
+                &mut scores,
+            )
+            .unwrap();
+        }
+        let want = &golden["grpo"]["expected"];
+        check_metrics(&metrics(&evaluation, &scores), want, scalar, model);
+        let squares: f64 = grads.0.iter().map(|g| ops.sum_squares(g).unwrap()).sum();
+        close(squares.sqrt(), &want["grad_norm"], scalar, model);
+        compare_grads(&**ops, model, "grpo", &grads, network.params(), tolerance);
+    }
+}
+
+fn check_metrics(got: &TrainMetrics, want: &Value, tolerance: f64, model: &str) {
+    let pairs = [
+        ("loss", got.loss),
+        ("pg_loss", got.pg_loss.unwrap()),
+        ("kl_loss", got.kl_loss.unwrap()),
+        ("entropy", got.entropy),
+        ("ppo_kl", got.ppo_kl.unwrap()),
+        ("clipfrac", got.clipfrac.unwrap()),
+        ("dual_clipfrac", got.dual_clipfrac.unwrap()),
+    ];
+    for (name, got) in pairs {
+        close(got, &want[name], tolerance, &format!("{model} {name}"));
+    }
+}
+
+#[test]
+fn grpo_losses_and_gradients_equal_pytorch_in_f64() {
+    for recompute in [Recompute::None, Recompute::Selective, Recompute::Full] {
+        grpo_matches(&f64_cpu(), recompute, 1e-9, 1e-7);
+    }
+}
+
+#[test]
+fn grpo_losses_and_gradients_equal_pytorch_in_f32() {
+    grpo_matches(&f32_cpu(), Recompute::Selective, 1e-5, 1e-5);
+}

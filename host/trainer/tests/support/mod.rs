@@ -1,0 +1,169 @@
+//! Golden models, and rollouts made up from them.
+#![allow(dead_code, reason = "each test file uses a part of it")]
+
+use safetensors::SafeTensors;
+use serde_json::Value;
+use slime_core::{GroupId, RolloutId, RolloutRecord};
+use slime_kernels::{Cpu, Ops};
+use slime_model::hf::HfDir;
+use slime_model::layers::Gradients;
+use slime_model::{ModelSpec, Network, ParamSpec};
+use slime_trainer::{TrainConfig, Trainer};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+pub(crate) const MODELS: [&str; 4] = ["llama3-tiny", "llama-tiny-tied", "qwen2-tiny", "qwen3-tiny"];
+
+pub(crate) fn golden_dir(model: &str) -> PathBuf {
+    [
+        env!("CARGO_MANIFEST_DIR"),
+        "..",
+        "..",
+        "tests",
+        "golden",
+        "models",
+        model,
+    ]
+    .iter()
+    .collect()
+}
+
+/// A golden model's numbers.
+pub(crate) fn golden(model: &str) -> Value {
+    let text = std::fs::read_to_string(golden_dir(model).join("golden.json")).unwrap();
+    serde_json::from_str(&text).unwrap()
+}
+
+/// Gradients by HF name, those under `prefix/`.
+pub(crate) fn golden_grads(model: &str, prefix: &str) -> BTreeMap<String, Vec<f32>> {
+    let bytes = std::fs::read(golden_dir(model).join("grads.safetensors")).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    file.iter()
+        .filter_map(|(name, view)| {
+            let name = name.strip_prefix(prefix)?.strip_prefix('/')?;
+            Some((name.to_owned(), bytemuck::pod_collect_to_vec(view.data())))
+        })
+        .collect()
+}
+
+pub(crate) fn weights<O: Ops>(ops: &O, model: &str) -> (Arc<ModelSpec>, Vec<O::Tensor>) {
+    let dir = HfDir::open(&golden_dir(model)).unwrap();
+    let mut weights = Vec::new();
+    dir.weights
+        .load_params(&dir.spec, |param, data| {
+            weights.push(ops.tensor(param.rows, param.cols, &data)?);
+            Ok::<_, slime_model::Error>(())
+        })
+        .unwrap();
+    (Arc::new(dir.spec), weights)
+}
+
+pub(crate) fn network<O: Ops>(ops: &Arc<O>, model: &str) -> Network<O> {
+    let (spec, weights) = weights(&**ops, model);
+    Network::new(ops.clone(), spec, weights).unwrap()
+}
+
+pub(crate) fn trainer<O: Ops>(ops: &Arc<O>, model: &str, config: TrainConfig) -> Trainer<O> {
+    let (spec, weights) = weights(&**ops, model);
+    Trainer::new(ops.clone(), spec, weights, config).unwrap()
+}
+
+pub(crate) fn f64_cpu() -> Arc<Cpu<f64>> {
+    Arc::new(Cpu::new())
+}
+
+pub(crate) fn f32_cpu() -> Arc<Cpu<f32>> {
+    Arc::new(Cpu::new())
+}
+
+/// Gradients by HF name.
+pub(crate) fn by_name<O: Ops>(
+    ops: &O,
+    params: &[ParamSpec],
+    grads: &Gradients<O>,
+) -> BTreeMap<String, Vec<f64>> {
+    let mut out = BTreeMap::new();
+    for (param, grad) in params.iter().zip(&grads.0) {
+        let data = ops.read_float_f64(grad).unwrap();
+        let mut rest = &data[..];
+        for part in &param.parts {
+            let (own, after) = rest.split_at(part.len());
+            out.insert(part.name.clone(), own.to_vec());
+            rest = after;
+        }
+    }
+    out
+}
+
+/// Every weight, as bits.
+pub(crate) fn bits<O: Ops>(trainer: &Trainer<O>) -> Vec<u64> {
+    let ops = trainer.network().ops().clone();
+    let all = trainer.network().weights().0.iter();
+    all.flat_map(|w| ops.read_f64(w).unwrap())
+        .map(f64::to_bits)
+        .collect()
+}
+
+/// `|a - b| / |b|` in L2.
+pub(crate) fn distance(a: &[f64], b: &[f64]) -> f64 {
+    assert_eq!(a.len(), b.len());
+    let norm = |x: &mut dyn Iterator<Item = f64>| x.map(|v| v * v).sum::<f64>().sqrt();
+    let difference = norm(&mut a.iter().zip(b).map(|(a, b)| a - b));
+    difference / norm(&mut b.iter().copied()).max(1e-300)
+}
+
+/// Small numbers that look random and are the same everywhere.
+pub(crate) struct Numbers(pub(crate) u64);
+
+impl Numbers {
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    pub(crate) fn below(&mut self, limit: usize) -> usize {
+        (self.next() % limit as u64) as usize
+    }
+
+    pub(crate) fn tokens(&mut self, len: usize, vocab: usize) -> Vec<u32> {
+        (0..len).map(|_| self.below(vocab) as u32).collect()
+    }
+}
+
+/// `groups × 4` rollouts: one fans out into two trajectories, one was not scored, rewards differ, and text of the
+/// environment lies inside a response.
+pub(crate) fn records(groups: u64, vocab: usize, seed: u64) -> Vec<RolloutRecord> {
+    let mut numbers = Numbers(seed);
+    let mut out = Vec::new();
+    for group in 0..groups {
+        for index in 0..4 {
+            let scored = !(group == 0 && index == 3);
+            for _ in 0..if index == 1 { 2 } else { 1 } {
+                let (prompt, response) = (2 + numbers.below(5), 3 + numbers.below(14));
+                let mut loss_mask = vec![1; response];
+                if response > 8 {
+                    loss_mask[3..6].fill(0);
+                }
+                let mut logprob =
+                    |&m: &u8| -f32::from(m) * (1.0 + numbers.below(300) as f32 / 100.0);
+                let rollout_log_probs = loss_mask.iter().map(&mut logprob).collect();
+                out.push(RolloutRecord {
+                    group_id: GroupId(group),
+                    rollout_id: RolloutId(group * 4 + index),
+                    index: index as u32,
+                    tokens: numbers.tokens(prompt + response, vocab),
+                    response_length: response,
+                    rollout_log_probs,
+                    loss_mask,
+                    reward: scored.then_some([1.0, 0.25, 0.0, 1.0][index as usize]),
+                    outcome: if scored { "scored" } else { "timeout" }.into(),
+                    ..RolloutRecord::default()
+                });
+            }
+        }
+    }
+    out
+}
