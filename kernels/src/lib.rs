@@ -4,8 +4,23 @@
 //! It knows no layer, no model and no file; those are slime-model's. Read [`ops`] first, then any folder:
 //! its `mod.rs` gives formula, shapes and cost, its `cpu.rs` is the definition of correct.
 
+pub mod cpu;
 pub mod error;
 pub mod ops;
 
+mod adamw;
+mod attention;
+mod check;
+mod embedding;
+mod head;
+mod matmul;
+mod paged_attention;
+mod qk_norm_rope;
+mod rmsnorm;
+mod rows;
+mod swiglu;
+
+pub use cpu::{Cpu, CpuFloat, CpuIds, CpuTensor};
 pub use error::{Error, Result};
 pub use ops::{AdamW, Heads, Norms, Ops, PagedSequence, RopeStyle, RopeTable, Sequences, TokenStats};
+pub use paged_attention::cpu::CpuKvCache;

@@ -1,0 +1,324 @@
+//! [`Ops`] on the CPU: every operation is one line that goes to its folder. A macro and not a generic `impl`, so
+//! that the kernels are compiled here once, optimised, and not again in every crate that uses them.
+
+use super::element::private::Number;
+use super::{Cpu, CpuFloat, CpuIds, CpuTensor};
+use crate::paged_attention::cpu::CpuKvCache;
+use crate::qk_norm_rope::cpu::{HeadNorms, Rope};
+use crate::{
+    AdamW, Heads, Norms, Ops, PagedSequence, Result, RopeTable, Sequences, TokenStats, adamw,
+    attention, check, embedding, head, matmul, paged_attention, qk_norm_rope, rmsnorm, rows,
+    swiglu,
+};
+
+fn convert<From: Number, To: Number>(
+    op: &'static str,
+    rows: usize,
+    cols: usize,
+    data: &[From],
+    to: &mut [To],
+) -> Result<()> {
+    check::that(rows * cols == data.len(), op, || {
+        format!("{} numbers for [{rows}, {cols}]", data.len())
+    })?;
+    for (to, from) in to.iter_mut().zip(data) {
+        *to = To::from_f64(from.to_f64());
+    }
+    Ok(())
+}
+
+fn widened<T: Number>(data: &[T]) -> Vec<f64> {
+    data.iter().map(|x| x.to_f64()).collect()
+}
+
+fn rounded<T: Number>(data: &[T]) -> Vec<f32> {
+    data.iter().map(|x| x.to_f64() as f32).collect()
+}
+
+macro_rules! ops {
+    ($t:ty) => {
+        impl Ops for Cpu<$t> {
+            type Tensor = CpuTensor<$t>;
+            type Float = CpuFloat<$t>;
+            type Ids = CpuIds;
+            type KvCache = CpuKvCache<$t>;
+
+            fn tensor(&self, rows: usize, cols: usize, data: &[f32]) -> Result<Self::Tensor> {
+                let mut to = self.take(data.len());
+                convert("tensor", rows, cols, data, &mut to)?;
+                Ok(CpuTensor::new(rows, cols, to))
+            }
+            fn tensor_f64(&self, rows: usize, cols: usize, data: &[f64]) -> Result<Self::Tensor> {
+                let mut to = self.take(data.len());
+                convert("tensor", rows, cols, data, &mut to)?;
+                Ok(CpuTensor::new(rows, cols, to))
+            }
+            fn shape(&self, x: &Self::Tensor) -> (usize, usize) {
+                (x.rows, x.cols)
+            }
+            fn read(&self, x: &Self::Tensor) -> Result<Vec<f32>> {
+                Ok(rounded(x.data()))
+            }
+            fn read_f64(&self, x: &Self::Tensor) -> Result<Vec<f64>> {
+                Ok(widened(x.data()))
+            }
+            fn float_zeros(&self, rows: usize, cols: usize) -> Result<Self::Float> {
+                Ok(CpuFloat::new(rows, cols, self.zeros(rows * cols)))
+            }
+            fn float(&self, rows: usize, cols: usize, data: &[f32]) -> Result<Self::Float> {
+                let mut to = self.take(data.len());
+                convert("float", rows, cols, data, &mut to)?;
+                Ok(CpuFloat::new(rows, cols, to))
+            }
+            fn float_f64(&self, rows: usize, cols: usize, data: &[f64]) -> Result<Self::Float> {
+                let mut to = self.take(data.len());
+                convert("float", rows, cols, data, &mut to)?;
+                Ok(CpuFloat::new(rows, cols, to))
+            }
+            fn float_shape(&self, x: &Self::Float) -> (usize, usize) {
+                (x.rows, x.cols)
+            }
+            fn read_float(&self, x: &Self::Float) -> Result<Vec<f32>> {
+                Ok(rounded(&x.data))
+            }
+            fn read_float_f64(&self, x: &Self::Float) -> Result<Vec<f64>> {
+                Ok(widened(&x.data))
+            }
+            fn zero(&self, x: &mut Self::Float) -> Result<()> {
+                x.data.fill(0.0);
+                Ok(())
+            }
+            fn ids(&self, ids: &[u32]) -> Result<Self::Ids> {
+                Ok(CpuIds(ids.to_vec()))
+            }
+
+            fn gather_rows(&self, x: &Self::Tensor, rows: &Self::Ids) -> Result<Self::Tensor> {
+                rows::cpu::gather(self, "gather_rows", x, rows)
+            }
+            fn scatter_rows(
+                &self,
+                x: &Self::Tensor,
+                rows: &Self::Ids,
+                num_rows: usize,
+            ) -> Result<Self::Tensor> {
+                rows::cpu::scatter(self, x, rows, num_rows)
+            }
+            fn add(&self, x: &Self::Tensor, y: &Self::Tensor) -> Result<Self::Tensor> {
+                rows::cpu::add(self, x, y)
+            }
+            fn add_bias(&self, x: &Self::Tensor, b: &Self::Tensor) -> Result<Self::Tensor> {
+                rows::cpu::add_bias(self, x, b)
+            }
+            fn accumulate_bias(&self, dy: &Self::Tensor, db: &mut Self::Float) -> Result<()> {
+                rows::cpu::accumulate_bias(self, dy, db)
+            }
+
+            fn matmul_nt(&self, x: &Self::Tensor, w: &Self::Tensor) -> Result<Self::Tensor> {
+                matmul::cpu::nt(self, x, w)
+            }
+            fn matmul_nn(&self, dy: &Self::Tensor, w: &Self::Tensor) -> Result<Self::Tensor> {
+                matmul::cpu::nn(self, dy, w)
+            }
+            fn accumulate_tn(
+                &self,
+                dy: &Self::Tensor,
+                x: &Self::Tensor,
+                dw: &mut Self::Float,
+            ) -> Result<()> {
+                matmul::cpu::accumulate_tn(self, dy, x, dw)
+            }
+
+            fn embed(&self, table: &Self::Tensor, ids: &Self::Ids) -> Result<Self::Tensor> {
+                embedding::cpu::forward(self, table, ids)
+            }
+            fn accumulate_embed(
+                &self,
+                dx: &Self::Tensor,
+                ids: &Self::Ids,
+                dtable: &mut Self::Float,
+            ) -> Result<()> {
+                embedding::cpu::backward(dx, ids, dtable)
+            }
+
+            fn rmsnorm(
+                &self,
+                x: &Self::Tensor,
+                w: &Self::Tensor,
+                eps: f64,
+            ) -> Result<(Self::Tensor, Self::Float)> {
+                rmsnorm::cpu::forward(self, x, w, eps)
+            }
+            fn add_rmsnorm(
+                &self,
+                x: &Self::Tensor,
+                delta: &Self::Tensor,
+                w: &Self::Tensor,
+                eps: f64,
+            ) -> Result<(Self::Tensor, Self::Tensor, Self::Float)> {
+                rmsnorm::cpu::add_forward(self, x, delta, w, eps)
+            }
+            fn rmsnorm_backward(
+                &self,
+                dy: &Self::Tensor,
+                x: &Self::Tensor,
+                r: &Self::Float,
+                w: &Self::Tensor,
+                residual: Option<&Self::Tensor>,
+                dw: &mut Self::Float,
+            ) -> Result<Self::Tensor> {
+                rmsnorm::cpu::backward(self, dy, x, r, w, residual, dw)
+            }
+
+            fn qk_norm_rope(
+                &self,
+                qkv: &Self::Tensor,
+                heads: Heads,
+                positions: &Self::Ids,
+                rope: &RopeTable<Self>,
+                norms: Option<Norms<'_, Self>>,
+            ) -> Result<(Self::Tensor, Option<Self::Float>)> {
+                qk_norm_rope::cpu::forward(
+                    self,
+                    qkv,
+                    heads,
+                    positions,
+                    &Rope::new(rope),
+                    norms.as_ref().map(HeadNorms::new),
+                )
+            }
+            fn qk_norm_rope_backward(
+                &self,
+                dqkv: &Self::Tensor,
+                heads: Heads,
+                positions: &Self::Ids,
+                rope: &RopeTable<Self>,
+                norms: Option<(Norms<'_, Self>, &Self::Tensor, &Self::Float)>,
+                dnorms: Option<(&mut Self::Float, &mut Self::Float)>,
+            ) -> Result<Self::Tensor> {
+                let norms = norms
+                    .as_ref()
+                    .map(|(norms, qkv, r)| (HeadNorms::new(norms), *qkv, *r));
+                qk_norm_rope::cpu::backward(
+                    self,
+                    dqkv,
+                    heads,
+                    positions,
+                    &Rope::new(rope),
+                    norms,
+                    dnorms,
+                )
+            }
+
+            fn attention(
+                &self,
+                qkv: &Self::Tensor,
+                heads: Heads,
+                sequences: &Sequences,
+                scale: f64,
+            ) -> Result<(Self::Tensor, Self::Float)> {
+                attention::cpu::forward(self, qkv, heads, sequences, scale)
+            }
+            fn attention_backward(
+                &self,
+                dout: &Self::Tensor,
+                qkv: &Self::Tensor,
+                out: &Self::Tensor,
+                lse: &Self::Float,
+                heads: Heads,
+                sequences: &Sequences,
+                scale: f64,
+            ) -> Result<Self::Tensor> {
+                attention::cpu_backward::backward(
+                    self, dout, qkv, out, lse, heads, sequences, scale,
+                )
+            }
+
+            fn kv_block_tokens(&self) -> usize {
+                attention::cpu::BLOCK
+            }
+            fn kv_cache(
+                &self,
+                num_layers: usize,
+                num_blocks: usize,
+                heads: Heads,
+            ) -> Result<Self::KvCache> {
+                paged_attention::cpu::cache(self, num_layers, num_blocks, heads)
+            }
+            fn kv_write(
+                &self,
+                cache: &mut Self::KvCache,
+                layer: usize,
+                qkv: &Self::Tensor,
+                heads: Heads,
+                slots: &[usize],
+            ) -> Result<()> {
+                paged_attention::cpu::write(cache, layer, qkv, heads, slots)
+            }
+            fn attention_paged(
+                &self,
+                cache: &Self::KvCache,
+                layer: usize,
+                qkv: &Self::Tensor,
+                heads: Heads,
+                sequences: &[PagedSequence<'_>],
+                scale: f64,
+            ) -> Result<Self::Tensor> {
+                paged_attention::cpu::forward(self, cache, layer, qkv, heads, sequences, scale)
+            }
+
+            fn swiglu(&self, gate_up: &Self::Tensor) -> Result<Self::Tensor> {
+                swiglu::cpu::forward(self, gate_up)
+            }
+            fn swiglu_backward(
+                &self,
+                da: &Self::Tensor,
+                gate_up: &Self::Tensor,
+            ) -> Result<Self::Tensor> {
+                swiglu::cpu::backward(self, da, gate_up)
+            }
+
+            fn logits(&self, h: &Self::Tensor, w: &Self::Tensor) -> Result<Self::Float> {
+                matmul::cpu::nt_float(self, h, w)
+            }
+            fn token_stats(
+                &self,
+                logits: &Self::Float,
+                targets: &Self::Ids,
+                inv_temperature: f64,
+                vocab: usize,
+            ) -> Result<TokenStats> {
+                head::cpu::token_stats(logits, targets, inv_temperature, vocab)
+            }
+            fn logits_backward(
+                &self,
+                logits: Self::Float,
+                targets: &Self::Ids,
+                inv_temperature: f64,
+                vocab: usize,
+                stats: &TokenStats,
+                a: &[f64],
+                b: &[f64],
+            ) -> Result<Self::Tensor> {
+                head::cpu::logits_backward(logits, targets, inv_temperature, vocab, stats, a, b)
+            }
+
+            fn sum_squares(&self, x: &Self::Float) -> Result<f64> {
+                Ok(adamw::cpu::sum_squares(x))
+            }
+            fn adamw(
+                &self,
+                step: &AdamW,
+                grad: &Self::Float,
+                m: &mut Self::Float,
+                v: &mut Self::Float,
+                master: Option<&mut Self::Float>,
+                weight: &mut Self::Tensor,
+            ) -> Result<()> {
+                adamw::cpu::step(step, grad, m, v, master, weight)
+            }
+        }
+    };
+}
+
+ops!(f32);
+ops!(f64);

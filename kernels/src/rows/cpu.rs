@@ -1,0 +1,150 @@
+//! On the CPU. A bias's gradient sums blocks of 256 rows, each from 0, and adds the blocks in order.
+
+use crate::cpu::parallel::{self, Disjoint};
+use crate::cpu::simd::simd;
+use crate::cpu::{Cpu, CpuFloat, CpuIds, CpuTensor, Element};
+use crate::{Result, check};
+
+/// Rows whose sum starts from 0: bounds the error of a long sum.
+const BLOCK_ROWS: usize = 256;
+
+pub(crate) fn gather<T: Element>(
+    cpu: &Cpu<T>,
+    op: &'static str,
+    x: &CpuTensor<T>,
+    rows: &CpuIds,
+) -> Result<CpuTensor<T>> {
+    if let Some(bad) = rows.0.iter().find(|r| **r as usize >= x.rows) {
+        check::that(false, op, || {
+            format!("row {bad} of {x:?}, which ends at {}", x.rows)
+        })?;
+    }
+    let cols = x.cols;
+    let mut y = cpu.take(rows.0.len() * cols);
+    let out = Disjoint::new(&mut y);
+    parallel::ranges(rows.0.len(), parallel::grain_rows(cols), |range| {
+        for i in range {
+            // SAFETY: every row is written by one task.
+            unsafe { out.slice(i * cols..(i + 1) * cols) }
+                .copy_from_slice(x.row(rows.0[i] as usize));
+        }
+    });
+    Ok(CpuTensor::new(rows.0.len(), cols, y))
+}
+
+pub(crate) fn scatter<T: Element>(
+    cpu: &Cpu<T>,
+    x: &CpuTensor<T>,
+    rows: &CpuIds,
+    num_rows: usize,
+) -> Result<CpuTensor<T>> {
+    check::ids("scatter_rows", "places", rows.0.len(), x.rows)?;
+    let cols = x.cols;
+    let mut y = cpu.zeros(num_rows * cols);
+    let mut taken = vec![false; num_rows];
+    for (i, row) in rows.0.iter().map(|r| *r as usize).enumerate() {
+        check::that(row < num_rows && !taken[row], "scatter_rows", || {
+            format!("row {row} of {num_rows} is outside or was written already")
+        })?;
+        taken[row] = true;
+        y[row * cols..(row + 1) * cols].copy_from_slice(x.row(i));
+    }
+    Ok(CpuTensor::new(num_rows, cols, y))
+}
+
+pub(crate) fn add<T: Element>(
+    cpu: &Cpu<T>,
+    x: &CpuTensor<T>,
+    y: &CpuTensor<T>,
+) -> Result<CpuTensor<T>> {
+    check::same("add", (x.rows, x.cols), (y.rows, y.cols))?;
+    let mut out = cpu.take(x.data().len());
+    let to = Disjoint::new(&mut out);
+    parallel::ranges(x.data().len(), parallel::grain_rows(1), |range| {
+        // SAFETY: ranges are disjoint.
+        sum(&x.data()[range.clone()], &y.data()[range.clone()], unsafe {
+            to.slice(range)
+        });
+    });
+    Ok(CpuTensor::new(x.rows, x.cols, out))
+}
+
+simd! {
+    fn sum<T, V>(x: &[T], y: &[T], out: &mut [T]) {
+        let mut i = 0;
+        while i < out.len() {
+            V::load_or(x, i, T::ZERO).add(V::load_or(y, i, T::ZERO)).store(out, i);
+            i += V::LANES;
+        }
+    }
+}
+
+pub(crate) fn add_bias<T: Element>(
+    cpu: &Cpu<T>,
+    x: &CpuTensor<T>,
+    b: &CpuTensor<T>,
+) -> Result<CpuTensor<T>> {
+    check::shape("add_bias", "the bias", (b.rows, b.cols), (1, x.cols))?;
+    let cols = x.cols;
+    let mut out = cpu.take(x.data().len());
+    let to = Disjoint::new(&mut out);
+    parallel::ranges(x.rows, parallel::grain_rows(cols), |range| {
+        for i in range {
+            // SAFETY: every row is written by one task.
+            sum(x.row(i), b.data(), unsafe {
+                to.slice(i * cols..(i + 1) * cols)
+            });
+        }
+    });
+    Ok(CpuTensor::new(x.rows, cols, out))
+}
+
+pub(crate) fn accumulate_bias<T: Element>(
+    cpu: &Cpu<T>,
+    dy: &CpuTensor<T>,
+    db: &mut CpuFloat<T>,
+) -> Result<()> {
+    check::shape("accumulate_bias", "db", (db.rows, db.cols), (1, dy.cols))?;
+    accumulate_sum_of_rows(cpu, dy.data(), dy.cols, &mut db.data);
+    Ok(())
+}
+
+/// `sum += Σ_rows x`, `x: [rows, cols]`. Tasks split the columns, so a column's order is always the rows'.
+pub(crate) fn accumulate_sum_of_rows<T: Element>(
+    cpu: &Cpu<T>,
+    x: &[T],
+    cols: usize,
+    sum: &mut [T],
+) {
+    if cols == 0 {
+        return;
+    }
+    let rows = x.len() / cols;
+    let sum = Disjoint::new(sum);
+    parallel::ranges(
+        cols,
+        parallel::grain_rows(rows).next_multiple_of(64),
+        |range| {
+            // SAFETY: ranges are disjoint.
+            let sum = unsafe { sum.slice(range.clone()) };
+            let mut block_sum = cpu.take(range.len());
+            for block in x.chunks(BLOCK_ROWS * cols) {
+                block_sum.fill(T::ZERO);
+                for row in block.chunks_exact(cols) {
+                    add_to(&mut block_sum, &row[range.clone()]);
+                }
+                add_to(sum, &block_sum);
+            }
+        },
+    );
+}
+
+simd! {
+    pub(crate) fn add_to<T, V>(to: &mut [T], x: &[T]) {
+        let mut i = 0;
+        while i < to.len() {
+            V::load_or(to, i, T::ZERO).add(V::load_or(x, i, T::ZERO)).store(to, i);
+            i += V::LANES;
+        }
+    }
+}
