@@ -7,6 +7,7 @@
 
 pub mod error;
 pub mod families;
+pub mod gguf;
 pub mod hf;
 pub mod init;
 pub mod layers;

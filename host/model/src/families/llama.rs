@@ -9,6 +9,7 @@ use slime_kernels::Heads;
 
 pub(super) static FAMILY: Family = Family {
     model_type: "llama",
+    architecture: "LlamaForCausalLM",
     gguf_architecture: "llama",
     names: &[
         (Embedding, &["model.embed_tokens.weight"]),

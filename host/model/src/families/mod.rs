@@ -24,6 +24,8 @@ pub const ALL: [&Family; 3] = [&llama::FAMILY, &qwen2::FAMILY, &qwen3::FAMILY];
 pub struct Family {
     /// `model_type` in `config.json`.
     pub model_type: &'static str,
+    /// Its class in transformers, `architectures` in `config.json`.
+    pub architecture: &'static str,
     /// `general.architecture` in a GGUF file.
     pub gguf_architecture: &'static str,
     /// HF names of the tensors of each parameter, in order; `{l}` is the layer's index.

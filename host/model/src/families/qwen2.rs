@@ -9,6 +9,7 @@ use slime_kernels::Heads;
 
 pub(super) static FAMILY: Family = Family {
     model_type: "qwen2",
+    architecture: "Qwen2ForCausalLM",
     gguf_architecture: "qwen2",
     names: &[
         (Embedding, &["model.embed_tokens.weight"]),

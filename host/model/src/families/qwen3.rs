@@ -9,6 +9,7 @@ use slime_kernels::Heads;
 
 pub(super) static FAMILY: Family = Family {
     model_type: "qwen3",
+    architecture: "Qwen3ForCausalLM",
     gguf_architecture: "qwen3",
     names: &[
         (Embedding, &["model.embed_tokens.weight"]),

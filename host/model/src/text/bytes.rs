@@ -102,3 +102,44 @@ pub(crate) fn alphabet() -> Vec<char> {
         })
         .collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::text::Text;
+    use slime_core::Message;
+    use slime_core::ports::TextCodec;
+
+    #[test]
+    fn a_token_is_a_byte_and_special_tokens_follow() {
+        let text = Text::bytes().unwrap();
+        let wanted: Vec<u32> = "aé\n\u{0} 😀".bytes().map(u32::from).collect();
+        assert_eq!(text.encode("aé\n\u{0} 😀").unwrap(), wanted);
+        assert_eq!(text.decode(&wanted, true), "aé\n\u{0} 😀");
+        assert_eq!(
+            text.encode("<|user|>x<|end|></think>").unwrap(),
+            [259, u32::from(b'x'), END, 263]
+        );
+        assert_eq!(text.vocab_size(), VOCAB as usize);
+        assert_eq!(text.eos_token_ids(), [END, END_OF_TEXT]);
+    }
+
+    #[test]
+    fn a_turn_costs_two_tokens_beside_its_text() {
+        let text = Text::bytes().unwrap();
+        let messages = [Message::new("system", "s"), Message::new("user", "12+3=")];
+        let render = |messages: &[Message]| text.render_chat(messages, &[], true, &Map::new());
+        assert_eq!(
+            text.decode(&render(&messages).unwrap(), false),
+            "<|system|>s<|end|><|user|>12+3=<|end|><|assistant|>"
+        );
+        assert_eq!(render(&messages).unwrap().len(), 2 + 6 + 2 + 1);
+        let error = render(&[Message::new("robot", "x")])
+            .unwrap_err()
+            .to_string();
+        assert_eq!(
+            error,
+            "the chat template refused the conversation: unknown role robot (template line 4)"
+        );
+    }
+}
