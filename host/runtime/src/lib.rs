@@ -1,1 +1,55 @@
-//! host/runtime
+//! The sandbox: runs other people's code and lets it harm nothing.
+//!
+//! A plugin is a WebAssembly component behind the contract in `wit/`. Each call gets a fresh instance, its own
+//! budgets, and ends as an outcome; it never ends the run. The crate knows no tensors, no HTTP and no configuration
+//! files: what the policy writes comes through [`slime_core::ports`].
+//!
+//! ```no_run
+//! use slime_core::ports::{ScoreRequest, Verifier};
+//! use slime_runtime::{Grants, Limits, Runtime, RuntimeConfig, build_plugin};
+//!
+//! # async fn example() -> Result<(), slime_runtime::RuntimeError> {
+//! let runtime = Runtime::new(RuntimeConfig::default())?;
+//! let component = build_plugin("plugins/exact-match".as_ref())?;
+//! let plugin = runtime.load(&component, "exact-match", Limits::default(), Grants::default())?;
+//! let item = ScoreRequest { response: "4".into(), label: Some("4".into()), ..ScoreRequest::default() };
+//! let scored = plugin.verifier()?.score(item).await;
+//! assert_eq!(scored.outcome.reward(), Some(1.0));
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Read [`plugin`] (how a component is let in), then `call` (how a call is kept within its budgets).
+#![deny(unsafe_code)]
+
+mod bindings;
+mod build;
+mod cache;
+mod call;
+mod context;
+mod contract;
+mod convert;
+mod description;
+mod engine;
+mod error;
+mod generator;
+mod host;
+mod limits;
+mod meter;
+pub mod plugin;
+mod runtime;
+mod sandbox;
+mod score;
+mod seed;
+mod source;
+mod ticker;
+mod units;
+mod verifier;
+
+pub use build::build_plugin;
+pub use description::Description;
+pub use error::{Problem, RuntimeError};
+pub use limits::{Grants, Limits};
+pub use plugin::Plugin;
+pub use runtime::{Runtime, RuntimeConfig};
+pub use score::{ScoreSummary, score};

@@ -1,0 +1,88 @@
+//! What one plugin call may use, and what the operator grants a plugin.
+//!
+//! Numbers only: [`crate::call`] enforces them, [`crate::sandbox`] hands the grants out.
+
+use crate::units;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Budgets of one call. Each is separate; running out is an outcome of the rollout, not an error of the run.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Limits {
+    /// Time in which the guest itself runs. Waiting for the policy or in a queue is not billed.
+    #[serde(with = "units::duration")]
+    pub cpu: Duration,
+    /// Time a verifier's or source's call may take from start to answer.
+    #[serde(with = "units::duration")]
+    pub wall: Duration,
+    /// The same for a generator's call, which mostly waits for the policy.
+    #[serde(with = "units::duration")]
+    pub rollout_wall: Duration,
+    /// Linear memory, all of the instance's memories together.
+    #[serde(with = "units::bytes")]
+    pub memory_bytes: u64,
+    /// Bytes that cross between guest and host in one direction of one call.
+    #[serde(with = "units::bytes")]
+    pub hostcall_bytes: u64,
+    /// Calls into the host.
+    pub host_calls: u64,
+    /// Tokens that a generator may sample, all of its trajectories together.
+    pub tokens: u64,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            cpu: Duration::from_secs(2),
+            wall: Duration::from_secs(10),
+            rollout_wall: Duration::from_secs(30 * 60),
+            memory_bytes: 256 << 20,
+            hostcall_bytes: 16 << 20,
+            host_calls: 100_000,
+            tokens: 262_144,
+        }
+    }
+}
+
+/// Capabilities beyond the empty sandbox. The default grants nothing.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Grants {
+    /// The real time of day and a real stopwatch; without it clocks are virtual and start at the same instant in
+    /// every call.
+    pub clock: bool,
+    /// Real randomness; without it random numbers follow from the call's seed.
+    pub random: bool,
+    /// Environment variables.
+    pub env: BTreeMap<String, String>,
+    /// Directories to be read: path inside the sandbox → path outside.
+    pub files: BTreeMap<String, PathBuf>,
+}
+
+impl Grants {
+    /// Whether same input and seed still give the same result.
+    pub fn is_deterministic(&self) -> bool {
+        !self.clock && !self.random && self.files.is_empty()
+    }
+
+    /// The grants in words, for `inspect`; empty where there are none.
+    pub fn names(&self) -> Vec<String> {
+        let mut names = Vec::new();
+        if self.clock {
+            names.push("clock".into());
+        }
+        if self.random {
+            names.push("random".into());
+        }
+        names.extend(self.env.keys().map(|key| format!("env {key}")));
+        names.extend(
+            self.files
+                .iter()
+                .map(|(guest, host)| format!("files {guest} = {} (read only)", host.display())),
+        );
+        names
+    }
+}

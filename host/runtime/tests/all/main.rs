@@ -1,0 +1,10 @@
+//! The sandbox against real components: the hostile guest, the first-party plugins, and hand-made broken ones.
+
+mod building;
+mod endings;
+mod generating;
+mod isolation;
+mod loading;
+mod offline;
+mod support;
+mod timing;
