@@ -137,13 +137,17 @@ simd! {
     /// All of `dz` but the target's `a / temperature`: `p (b (E₁ - u) - a) / temperature`.
     fn row_backward<T, V>(z: &mut [T], inv_temperature: f64, lse: f64, entropy: f64, a: f64, b: f64) {
         let scale = V::splat(T::from_f64(inv_temperature));
-        let (lse, far) = (V::splat(T::from_f64(lse)), V::splat(T::from_f64(FAR)));
+        let far = V::splat(T::from_f64(FAR));
+        // A large lse in f32 would be off by more than p may be: what it loses is subtracted too.
+        let lse_high = T::from_f64(lse);
+        let lse_low = V::splat(T::from_f64(lse - lse_high.to_f64()));
+        let lse_high = V::splat(lse_high);
         // With u relative to lse, E₁ - u is -entropy - (u - lse).
         let (entropy, b) = (V::splat(T::from_f64(-entropy)), V::splat(T::from_f64(b * inv_temperature)));
         let minus_a = V::splat(T::from_f64(-a * inv_temperature));
         let mut i = 0;
         while i < z.len() {
-            let u = V::load_or(z, i, T::NEG_INFINITY).mul(scale).sub(lse);
+            let u = V::load_or(z, i, T::NEG_INFINITY).mul(scale).sub(lse_high).sub(lse_low);
             let below = entropy.sub(u).min(far);
             u.exp().mul(b.fma(below, minus_a)).store(z, i);
             i += V::LANES;

@@ -26,6 +26,9 @@ pub(crate) fn packed_len<T: Element>(n: usize, k: usize) -> usize {
 pub(crate) fn pack_all<T: Element>(b: View<'_, T>, n: usize, k: usize, out: &mut [T]) {
     let width = panel_width::<T>();
     assert_eq!(out.len(), packed_len::<T>(n, k));
+    if k == 0 {
+        return;
+    }
     let out = Disjoint::new(out);
     parallel::ranges(
         n.div_ceil(width),

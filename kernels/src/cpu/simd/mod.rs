@@ -123,3 +123,95 @@ macro_rules! simd {
     };
 }
 pub(crate) use simd;
+
+#[cfg(test)]
+mod tests {
+    use super::Simd;
+    use super::portable::{Exp, Lanes};
+
+    /// f32 from −∞ to ∞, dense where e^x is finite, and NaN.
+    fn inputs() -> Vec<f32> {
+        let mut x: Vec<f32> = (-110_000..=95_000)
+            .map(|i| i as f32 * 1e-3 + 1e-5)
+            .collect();
+        x.extend([
+            0.0,
+            -0.0,
+            f32::INFINITY,
+            f32::NEG_INFINITY,
+            f32::MAX,
+            f32::MIN,
+            f32::MIN_POSITIVE,
+            f32::NAN,
+        ]);
+        x.resize(x.len().next_multiple_of(8), 1.0);
+        x
+    }
+
+    #[test]
+    fn exp_is_within_one_and_a_half_ulp_down_to_subnormals() {
+        for x in inputs().into_iter().filter(|x| !x.is_nan()) {
+            let (is, should) = (Exp::exp(x), f64::from(x).exp());
+            if should > f64::from(f32::MAX) {
+                assert_eq!(is, f32::INFINITY, "{x}");
+                continue;
+            }
+            let rounded = should as f32;
+            let ulp = f64::from(rounded.next_up()) - f64::from(rounded);
+            assert!(
+                (f64::from(is) - should).abs() <= 1.5 * ulp,
+                "e^{x} = {should:e}, got {is:e}"
+            );
+        }
+        assert_eq!(Exp::exp(0.0f32), 1.0);
+        assert_eq!(Exp::exp(f32::NEG_INFINITY), 0.0);
+        assert!(Exp::exp(f32::NAN).is_nan());
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[test]
+    fn avx2_and_portable_vectors_give_the_same_bits() {
+        if !super::has_avx2() {
+            return;
+        }
+        use super::avx2::F32x8;
+
+        #[target_feature(enable = "avx2,fma")]
+        fn avx2(x: &[f32], y: &[f32]) -> Vec<u32> {
+            all::<F32x8>(x, y)
+        }
+        #[inline(always)]
+        fn all<V: Simd<f32>>(x: &[f32], y: &[f32]) -> Vec<u32> {
+            let mut out = Vec::new();
+            let mut wide = V::wide();
+            for i in (0..x.len()).step_by(8) {
+                let (a, b) = (V::load_or(x, i, 0.0), V::load_or(y, i, 0.0));
+                let mut lanes = [0.0f32; 8];
+                for v in [
+                    a.add(b),
+                    a.sub(b),
+                    a.mul(b),
+                    a.div(b),
+                    a.fma(b, a),
+                    a.max(b),
+                    a.min(b),
+                    a.sqrt(),
+                    a.exp(),
+                ] {
+                    v.store(&mut lanes, 0);
+                    // Which NaN is not promised.
+                    out.extend(lanes.map(|x| if x.is_nan() { 1 } else { x.to_bits() }));
+                }
+                out.extend([a.max_lane(), a.exp().sum_lanes()].map(f32::to_bits));
+                wide = a.min(V::splat(9.0)).max(V::splat(-9.0)).wide_fma(b, wide);
+                wide = b.wide_add(wide);
+            }
+            out.push(V::wide_sum(wide).to_bits() as u32);
+            out
+        }
+        let x = inputs();
+        let y: Vec<f32> = x.iter().rev().map(|x| x.clamp(-50.0, 50.0)).collect();
+        // SAFETY: the machine has these features.
+        assert!(unsafe { avx2(&x, &y) } == all::<Lanes<f32, 8>>(&x, &y));
+    }
+}
