@@ -1,0 +1,70 @@
+//! What the scheduler asks of a model: rows in, logits of some rows out, weights replaced in one piece.
+//!
+//! It knows no layer. The real one is [`crate::model::Served`]; tests of the scheduler use one whose logits are
+//! a hash of the whole context as the cache holds it, so that a wrong block cannot go unnoticed.
+
+use crate::Result;
+use slime_kernels::PagedSequence;
+use std::ops::Range;
+use std::path::Path;
+
+/// What a step computes: new tokens of many sequences, prefill and decode alike.
+pub(crate) struct Rows<'a> {
+    /// Token of each row.
+    pub(crate) tokens: &'a [u32],
+    /// Its place in its sequence.
+    pub(crate) positions: &'a [u32],
+    /// Where its key and value go: `block × block_tokens + offset`.
+    pub(crate) slots: &'a [usize],
+    /// Which rows belong together and which blocks they see.
+    pub(crate) sequences: &'a [PagedSequence<'a>],
+}
+
+/// A model with a paged cache.
+///
+/// A row's logits must depend on its sequence's tokens alone, bit for bit, never on the other rows.
+pub(crate) trait Forward: Send + 'static {
+    /// Activations of a step, from which logits are asked.
+    type Hidden;
+    /// New weights, read and checked, not yet served.
+    type Weights;
+
+    /// HF's name of its family.
+    fn model_type(&self) -> String;
+    /// Tokens a cache block holds.
+    fn block_tokens(&self) -> usize;
+    /// Rows of the embedding: ids from here on cannot be fed.
+    fn vocab_size(&self) -> usize;
+    /// Positions the model was built for.
+    fn max_positions(&self) -> usize;
+    /// Make room for `num_blocks` blocks; called once, before anything else.
+    ///
+    /// # Errors
+    /// The device has no room.
+    fn allocate(&mut self, num_blocks: usize) -> Result<()>;
+    /// Run the rows through the layers and write their keys and values; keep the hidden state of `wanted` rows.
+    ///
+    /// # Errors
+    /// The device failed; the cache may then hold part of the rows.
+    fn forward(&mut self, rows: &Rows<'_>, wanted: &[u32]) -> Result<Self::Hidden>;
+    /// Logits of the `range` of wanted rows: `[range.len(), vocab_size]`.
+    ///
+    /// # Errors
+    /// The device failed.
+    fn logits(&self, hidden: &Self::Hidden, range: Range<usize>) -> Result<Vec<f32>>;
+    /// Read a directory of `*.safetensors` and check every name and shape. Changes nothing.
+    ///
+    /// # Errors
+    /// Whatever is wrong with the files.
+    fn read_weights(&self, dir: &Path) -> Result<Self::Weights>;
+    /// Serve them from now on.
+    ///
+    /// # Errors
+    /// The device failed.
+    fn install(&mut self, weights: Self::Weights) -> Result<()>;
+    /// A checksum of every tensor, sorted by name.
+    ///
+    /// # Errors
+    /// The device failed.
+    fn checksums(&self) -> Result<Vec<(String, u64)>>;
+}

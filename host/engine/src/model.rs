@@ -1,0 +1,171 @@
+//! The engine over a real network: [`Engine`] starts one, [`Served`] is the network behind the scheduler's trait.
+//!
+//! It computes nothing itself; layers are slime-model's, arithmetic the device's.
+
+use crate::engine::{self, EngineConfig, EngineHandle};
+use crate::forward::{Forward, Rows};
+use crate::weights::{self, Piece};
+use crate::{Error, Result};
+use slime_core::ports::TextCodec;
+use slime_kernels::Ops;
+use slime_model::{Network, PagedRows};
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
+
+/// Starts engines.
+pub struct Engine;
+
+impl Engine {
+    /// Serve a network that is in memory.
+    ///
+    /// # Errors
+    /// The configuration cannot work, or the device has no room for the cache.
+    pub fn start<O: Ops>(
+        network: Network<O>,
+        codec: Arc<dyn TextCodec>,
+        config: EngineConfig,
+    ) -> Result<EngineHandle> {
+        engine::start(
+            Served {
+                network,
+                cache: None,
+            },
+            codec,
+            config,
+        )
+    }
+}
+
+/// A network and its cache.
+struct Served<O: Ops> {
+    network: Network<O>,
+    /// `None` until [`Forward::allocate`].
+    cache: Option<O::KvCache>,
+}
+
+impl From<slime_model::Error> for Error {
+    fn from(e: slime_model::Error) -> Self {
+        Self::Model(e.to_string())
+    }
+}
+
+impl<O: Ops> Forward for Served<O> {
+    type Hidden = O::Tensor;
+    type Weights = Vec<Piece>;
+
+    fn model_type(&self) -> String {
+        self.network.spec().family.model_type.to_owned()
+    }
+
+    fn block_tokens(&self) -> usize {
+        self.network.ops().kv_block_tokens()
+    }
+
+    fn vocab_size(&self) -> usize {
+        self.network.spec().vocab
+    }
+
+    fn max_positions(&self) -> usize {
+        self.network.spec().max_positions
+    }
+
+    fn allocate(&mut self, num_blocks: usize) -> Result<()> {
+        let layers = &self.network.spec().layers;
+        let heads = layers[0].attn.heads;
+        if layers.iter().any(|l| l.attn.heads != heads) {
+            return Err(Error::Config(
+                "layers with different heads cannot share one cache".into(),
+            ));
+        }
+        self.cache = Some(
+            self.network
+                .ops()
+                .kv_cache(layers.len(), num_blocks, heads)?,
+        );
+        Ok(())
+    }
+
+    fn forward(&mut self, rows: &Rows<'_>, wanted: &[u32]) -> Result<O::Tensor> {
+        let Some(cache) = &mut self.cache else {
+            return Err(Error::Model("the cache has not been allocated".into()));
+        };
+        // A step of prompt chunks alone wants no row; one costs less than a tensor without rows is worth.
+        let last = [rows.tokens.len() as u32 - 1];
+        let rows = PagedRows {
+            ids: rows.tokens,
+            positions: rows.positions,
+            slots: rows.slots,
+            sequences: rows.sequences,
+            wanted: if wanted.is_empty() { &last } else { wanted },
+        };
+        Ok(self.network.forward_paged(&rows, cache)?)
+    }
+
+    fn logits(&self, hidden: &O::Tensor, range: Range<usize>) -> Result<Vec<f32>> {
+        let ops = self.network.ops();
+        let logits = if range == (0..ops.shape(hidden).0) {
+            self.network.logits(hidden)?
+        } else {
+            let rows: Vec<u32> = range.map(|r| r as u32).collect();
+            self.network
+                .logits(&ops.gather_rows(hidden, &ops.ids(&rows)?)?)?
+        };
+        Ok(ops.read_float(&logits)?)
+    }
+
+    fn read_weights(&self, dir: &Path) -> Result<Vec<Piece>> {
+        weights::read(dir, self.network.params(), self.network.spec().tied)
+    }
+
+    fn install(&mut self, pieces: Vec<Piece>) -> Result<()> {
+        let mut by_param: BTreeMap<usize, Vec<Piece>> = BTreeMap::new();
+        for piece in pieces {
+            by_param.entry(piece.param).or_default().push(piece);
+        }
+        let (params, ops) = (self.network.params().clone(), self.network.ops().clone());
+        // Upload everything before replacing anything: the device may run out of room half way.
+        let mut uploaded = Vec::with_capacity(by_param.len());
+        for (index, mut pieces) in by_param {
+            let param = &params[index];
+            let whole = pieces.iter().map(|p| p.values.len()).sum::<usize>() == param.len();
+            let values = match pieces.as_mut_slice() {
+                [only] if whole => std::mem::take(&mut only.values),
+                pieces => {
+                    let mut values = if whole {
+                        vec![0.0; param.len()]
+                    } else {
+                        ops.read(&self.network.weights().0[index])?
+                    };
+                    for piece in pieces {
+                        values[piece.start..piece.start + piece.values.len()]
+                            .copy_from_slice(&piece.values);
+                    }
+                    values
+                }
+            };
+            uploaded.push((index, ops.tensor(param.rows, param.cols, &values)?));
+        }
+        let weights = self.network.weights_mut();
+        for (index, tensor) in uploaded {
+            weights.0[index] = tensor;
+        }
+        Ok(())
+    }
+
+    fn checksums(&self) -> Result<Vec<(String, u64)>> {
+        let mut sums = Vec::new();
+        for (param, tensor) in self.network.params().iter().zip(&self.network.weights().0) {
+            let values = self.network.ops().read(tensor)?;
+            let mut rest = values.as_slice();
+            for part in &param.parts {
+                let (values, after) = rest.split_at(part.len());
+                sums.push((part.name.clone(), weights::checksum(values)));
+                rest = after;
+            }
+        }
+        sums.sort();
+        Ok(sums)
+    }
+}

@@ -1,0 +1,173 @@
+//! One step: rows through the model, logits of the rows that need them, tokens into their sequences.
+
+use super::Scheduler;
+use super::plan::Plan;
+use super::sequence::Sequence;
+use crate::Result;
+use crate::forward::{Forward, Rows};
+use crate::request::{Finish, Token};
+use crate::sampler::{self, NotFinite};
+use rayon::prelude::*;
+use slime_kernels::PagedSequence;
+
+/// Logits of so many rows exist at once: prompt scoring would otherwise hold `[prompt, vocab]`.
+const LOGIT_ROWS: usize = 64;
+
+/// What a wanted row's logits are for.
+struct Use {
+    sequence: usize,
+    position: usize,
+    /// Score the known next token instead of sampling one.
+    scores: bool,
+}
+
+impl<F: Forward> Scheduler<F> {
+    /// Plan and run one step.
+    pub(super) fn step(&mut self) {
+        let plan = self.plan();
+        let rows: usize = plan.iter().sum();
+        if rows == 0 {
+            return;
+        }
+        match self.compute(&plan) {
+            Ok((uses, tokens)) => self.apply(&plan, &uses, tokens),
+            Err(e) => self.fail_all(&e.to_string()),
+        }
+    }
+
+    fn compute(&mut self, plan: &Plan) -> Result<(Vec<Use>, Vec<Result<Token, NotFinite>>)> {
+        let block = self.model.block_tokens();
+        let (mut tokens, mut positions, mut slots) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut sequences, mut wanted, mut uses) = (Vec::new(), Vec::new(), Vec::new());
+        for (index, (s, &n)) in self.running.iter().zip(plan).enumerate() {
+            if n == 0 {
+                continue;
+            }
+            let first = tokens.len();
+            let blocks = s.lease.blocks();
+            for position in s.computed..s.computed + n {
+                let scores = s.scores(position);
+                if scores || s.samples(position) {
+                    wanted.push(tokens.len() as u32);
+                    uses.push(Use {
+                        sequence: index,
+                        position,
+                        scores,
+                    });
+                }
+                tokens.push(s.tokens[position]);
+                positions.push(position as u32);
+                slots.push(blocks[position / block] as usize * block + position % block);
+            }
+            sequences.push(PagedSequence {
+                rows: first..tokens.len(),
+                context: s.computed + n,
+                blocks,
+            });
+        }
+        let rows = Rows {
+            tokens: &tokens,
+            positions: &positions,
+            slots: &slots,
+            sequences: &sequences,
+        };
+        let hidden = self.model.forward(&rows, &wanted)?;
+        let mut drawn = Vec::with_capacity(uses.len());
+        for start in (0..uses.len()).step_by(LOGIT_ROWS) {
+            let range = start..(start + LOGIT_ROWS).min(uses.len());
+            let mut logits = self.model.logits(&hidden, range.clone())?;
+            drawn.append(&mut self.draw(&uses[range], &mut logits));
+        }
+        Ok((uses, drawn))
+    }
+
+    /// A token for each row of `logits: [uses, vocab]`.
+    fn draw(&mut self, uses: &[Use], logits: &mut [f32]) -> Vec<Result<Token, NotFinite>> {
+        let width = self.model.vocab_size();
+        // Columns beyond the tokenizer's vocabulary are no tokens.
+        let vocab = self.limits.vocab;
+        self.scratch.resize(logits.len(), 0.0);
+        let (running, ends) = (&self.running, self.codec.eos_token_ids());
+        let rows = logits
+            .par_chunks_mut(width)
+            .zip(self.scratch.par_chunks_mut(width))
+            .zip(uses);
+        rows.map(|((logits, scratch), what)| {
+            let logits = &mut logits[..vocab];
+            let s: &Sequence = &running[what.sequence];
+            let (params, top) = (&s.request.params, s.request.wanted.top);
+            if what.scores {
+                return sampler::score(logits, scratch, s.tokens[what.position + 1], top);
+            }
+            sampler::adjust(logits, params, &s.counts, s.num_sampled(), ends);
+            sampler::sample(
+                logits,
+                scratch,
+                params,
+                s.request.seed,
+                what.position + 1,
+                top,
+            )
+        })
+        .collect()
+    }
+
+    /// Tokens into their sequences; finished ones leave.
+    fn apply(&mut self, plan: &Plan, uses: &[Use], tokens: Vec<Result<Token, NotFinite>>) {
+        let mut finished: Vec<Option<Finish>> = vec![None; self.running.len()];
+        for (i, (s, &rows)) in self.running.iter_mut().zip(plan).enumerate() {
+            if s.pending() > 1 {
+                self.metrics.prefilled(rows);
+            }
+            s.computed += rows;
+            self.blocks.publish(&mut s.lease, &s.tokens, s.computed);
+            if s.request.params.max_new_tokens == 0 && s.pending() == 0 {
+                finished[i] = Some(Finish::Length(0));
+            }
+        }
+        for (what, token) in uses.iter().zip(tokens) {
+            let s = &mut self.running[what.sequence];
+            match token {
+                Ok(token) if what.scores => s.push_scored(token),
+                Ok(token) => {
+                    self.metrics.sampled();
+                    finished[what.sequence] = s.push_sampled(token, &self.version, &*self.codec);
+                }
+                Err(NotFinite) => {
+                    let why = "the model's logits are not finite: its weights are damaged or have diverged";
+                    finished[what.sequence] = Some(Finish::Failed(why.into()));
+                }
+            }
+        }
+        let mut fates = finished.into_iter();
+        let mut index = 0;
+        while index < self.running.len() {
+            match fates.next().flatten() {
+                Some(finish) => {
+                    let sequence = self.running.remove(index);
+                    self.end(sequence, finish);
+                }
+                None => {
+                    self.running[index].send_progress(&self.version);
+                    index += 1;
+                }
+            }
+        }
+    }
+
+    /// The model failed: whoever took part is told, and no half-written block is kept.
+    fn fail_all(&mut self, why: &str) {
+        tracing::error!(why, "a step failed");
+        for sequence in std::mem::take(&mut self.running) {
+            self.end(sequence, Finish::Failed(why.to_owned()));
+        }
+        self.blocks.flush();
+    }
+
+    /// Release a sequence's blocks and send what is left of it.
+    pub(super) fn end(&mut self, mut sequence: Sequence, finish: Finish) {
+        self.give_back(&mut sequence);
+        self.metrics.ended(&finish);
+        sequence.end(&self.version, finish);
+    }
+}
