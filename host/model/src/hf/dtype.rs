@@ -1,6 +1,9 @@
 //! Number formats of weights in files, and rounding to them.
 
 use crate::{Error, Result};
+use bytemuck::allocation::pod_collect_to_vec;
+use half::slice::HalfFloatSliceExt;
+use half::vec::HalfFloatVecExt;
 use half::{bf16, f16};
 use serde::{Deserialize, Serialize};
 use std::str::FromStr;
@@ -46,48 +49,44 @@ impl Dtype {
 
     /// Little-endian numbers of this format, appended to `out` as f32; exact.
     pub(crate) fn decode(self, bytes: &[u8], out: &mut Vec<f32>) {
-        let pairs = || {
-            bytes
-                .chunks_exact(2)
-                .map(|b| u16::from_le_bytes([b[0], b[1]]))
-        };
+        let start = out.len();
+        out.resize(start + bytes.len() / self.bytes(), 0.0);
+        let numbers = &mut out[start..];
         match self {
-            Self::F32 => {
-                out.extend(
-                    bytes
-                        .chunks_exact(4)
-                        .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])),
-                );
-            }
-            Self::F16 => out.extend(pairs().map(|b| f16::from_bits(b).to_f32())),
-            Self::Bf16 => out.extend(pairs().map(|b| bf16::from_bits(b).to_f32())),
+            Self::F32 => bytemuck::cast_slice_mut(numbers).copy_from_slice(bytes),
+            Self::F16 => pod_collect_to_vec::<u8, f16>(bytes).convert_to_f32_slice(numbers),
+            Self::Bf16 => pod_collect_to_vec::<u8, bf16>(bytes).convert_to_f32_slice(numbers),
         }
     }
 
     /// Numbers rounded to nearest, ties to even, appended to `out`. The error is a finite number that has no finite
     /// neighbour in this format.
     pub(crate) fn encode(self, numbers: &[f32], out: &mut Vec<u8>) -> Result<(), f32> {
-        out.reserve(numbers.len() * self.bytes());
         match self {
-            Self::F32 => out.extend(numbers.iter().flat_map(|x| x.to_le_bytes())),
+            Self::F32 => out.extend_from_slice(bytemuck::cast_slice(numbers)),
             Self::F16 => {
-                for x in numbers {
-                    let rounded = f16::from_f32(*x);
-                    if rounded.is_infinite() && x.is_finite() {
-                        return Err(*x);
-                    }
-                    out.extend(rounded.to_le_bytes());
-                }
-            }
-            Self::Bf16 => out.extend(
-                numbers
+                let rounded = Vec::<f16>::from_f32_slice(numbers);
+                let lost = rounded
                     .iter()
-                    .flat_map(|x| bf16::from_f32(*x).to_le_bytes()),
-            ),
+                    .zip(numbers)
+                    .find(|(r, x)| r.is_infinite() && x.is_finite());
+                if let Some((_, x)) = lost {
+                    return Err(*x);
+                }
+                out.extend_from_slice(bytemuck::cast_slice(&rounded));
+            }
+            Self::Bf16 => {
+                out.extend_from_slice(bytemuck::cast_slice(&Vec::<bf16>::from_f32_slice(numbers)))
+            }
         }
         Ok(())
     }
 }
+
+#[cfg(target_endian = "big")]
+compile_error!(
+    "weight files are little-endian, and numbers are copied from them as they lie in memory"
+);
 
 impl FromStr for Dtype {
     type Err = Error;

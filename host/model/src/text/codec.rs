@@ -224,3 +224,110 @@ fn configured_eos(files: &ModelFiles, file: &str) -> Result<Vec<u32>> {
         })
         .collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn files() -> ModelFiles {
+        bytes::files("DIR").expect("constants")
+    }
+
+    #[test]
+    fn end_tokens_are_those_of_generation_settings_tokenizer_and_configuration() {
+        let mut files = files();
+        files.insert_json(
+            "generation_config.json",
+            &json!({"eos_token_id": [260, 256]}),
+        );
+        files.insert_json("config.json", &json!({"eos_token_id": 261}));
+        assert_eq!(
+            Text::new(&files).unwrap().eos_token_ids(),
+            [260, 256, 257, 261]
+        );
+
+        files.insert_json("generation_config.json", &json!({"eos_token_id": 257}));
+        files.insert_json("config.json", &json!({"eos_token_id": null}));
+        assert_eq!(Text::new(&files).unwrap().eos_token_ids(), [257]);
+
+        files.insert_json(
+            "generation_config.json",
+            &json!({"eos_token_id": "<|end|>"}),
+        );
+        assert_eq!(
+            Text::new(&files).err().unwrap().to_string(),
+            "DIR/generation_config.json: eos_token_id must be a token id or a list of them, but is \"<|end|>\""
+        );
+    }
+
+    #[test]
+    fn templates_see_special_tokens_given_as_text_or_as_added_tokens() {
+        let mut files = files();
+        files.insert(
+            "chat_template.jinja",
+            "{{ bos_token }}{{ eos_token }}{{ pad_token is defined }}{{ sep_token is defined }}",
+        );
+        files.insert_json(
+            "tokenizer_config.json",
+            &json!({"bos_token": {"content": "<s>"}, "eos_token": "x", "pad_token": null}),
+        );
+        files.insert_json(
+            "special_tokens_map.json",
+            &json!({"eos_token": {"content": "<|end|>", "lstrip": false}}),
+        );
+        let text = Text::new(&files).unwrap();
+        assert_eq!(
+            text.render_text(&[], &[], false, &Map::new()).unwrap(),
+            "<s><|end|>FalseFalse"
+        );
+    }
+
+    #[test]
+    fn a_model_without_a_template_says_what_to_do() {
+        let mut files = ModelFiles::new("DIR");
+        files.insert(
+            "tokenizer.json",
+            self::files().get("tokenizer.json").unwrap(),
+        );
+        let text = Text::new(&files).unwrap();
+        assert!(!text.has_chat_template());
+        let error = text.render_chat(&[], &[], true, &Map::new()).unwrap_err();
+        assert!(
+            error
+                .to_string()
+                .contains("put chat_template.jinja beside tokenizer.json")
+        );
+    }
+
+    #[test]
+    fn a_damaged_tokenizer_is_named() {
+        let mut files = files();
+        files.insert("tokenizer.json", "{}");
+        let error = Text::new(&files).err().unwrap().to_string();
+        assert!(
+            error.starts_with("DIR/tokenizer.json: cannot be used ("),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn a_tokenizer_that_cuts_or_pads_is_told_not_to() {
+        let mut files = files();
+        let mut json = files.json("tokenizer.json").unwrap().unwrap();
+        json["truncation"] =
+            json!({"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0});
+        files.insert_json("tokenizer.json", &json);
+        assert_eq!(Text::new(&files).unwrap().encode("abcd").unwrap().len(), 4);
+    }
+
+    #[test]
+    fn a_tokenizer_larger_than_the_embedding_is_refused() {
+        let text = Text::bytes().unwrap();
+        assert!(text.check_vocab(264).is_ok());
+        assert_eq!(
+            text.check_vocab(256).unwrap_err().to_string(),
+            "the tokenizer has 264 ids, the model's embedding 256 rows: tokenizer.json belongs to another model"
+        );
+    }
+}
