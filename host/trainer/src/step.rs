@@ -38,6 +38,9 @@ pub struct Evaluation<'a> {
     pub objective: Objective,
     /// The batch.
     pub batch: &'a Batch<'a>,
+    /// The old policy's log-probs are the engine's (`use_rollout_logprobs`), so they say nothing of the gap between
+    /// trainer and engine.
+    pub old_is_engine: bool,
 }
 
 impl Evaluation<'_> {
@@ -149,7 +152,7 @@ pub fn metrics(evaluation: &Evaluation<'_>, scores: &Scores) -> TrainMetrics {
     }
     let mut sums = Sums::default();
     for (token, raw_kl) in tokens.iter().zip(raw_kl) {
-        sums.add(objective, token, raw_kl);
+        sums.add(objective, token, raw_kl, evaluation.old_is_engine);
     }
     let policy = |value: f64| (objective.loss != PolicyLoss::Likelihood).then_some(value);
     let clipfrac = policy(sums.clipped);
@@ -198,7 +201,7 @@ struct Sums {
 }
 
 impl Sums {
-    fn add(&mut self, objective: &Objective, token: &Token, raw_kl: f64) {
+    fn add(&mut self, objective: &Objective, token: &Token, raw_kl: f64, old_is_engine: bool) {
         let loss = objective.token(token);
         if loss.masked {
             self.masked_tokens += 1;
@@ -218,7 +221,9 @@ impl Sums {
         self.advantage += w * token.advantage.abs();
         self.ratio_clamped += usize::from(loss.ratio_clamped);
         if !token.rollout.is_nan() {
-            let gap = (token.logp - token.rollout).abs();
+            // Of the policy that was sampled from, where it is known: later steps of a rollout have moved on.
+            let own = if old_is_engine { token.logp } else { token.old };
+            let gap = (own - token.rollout).abs();
             self.gap += w * gap;
             self.recorded += w;
             self.max_gap = self.max_gap.max(gap);

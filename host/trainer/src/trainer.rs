@@ -223,7 +223,15 @@ impl<O: Ops> Trainer<O> {
         let steps = batches.iter().zip(&packed).enumerate();
         steps
             .map(|(step, (batch, packed))| {
-                self.step(Evaluation { objective, batch }, packed, (step, num_steps))
+                self.step(
+                    Evaluation {
+                        objective,
+                        batch,
+                        old_is_engine: self.config.use_rollout_logprobs,
+                    },
+                    packed,
+                    (step, num_steps),
+                )
             })
             .collect()
     }
@@ -255,6 +263,7 @@ impl<O: Ops> Trainer<O> {
             Evaluation {
                 objective: Objective::sft(),
                 batch: &batch,
+                old_is_engine: false,
             },
             &packed,
             (0, 1),

@@ -234,6 +234,7 @@ fn grpo_matches<O: Ops>(ops: &Arc<O>, recompute: Recompute, scalar: f64, toleran
         let evaluation = Evaluation {
             objective,
             batch: &batch,
+            old_is_engine: false,
         };
         for micro in MicroBatch::pack(&batch, 40) {
             micro_step(
