@@ -5,6 +5,7 @@
 //! its `mod.rs` gives formula, shapes and cost, its `cpu.rs` is the definition of correct.
 
 pub mod cpu;
+pub mod cuda;
 pub mod error;
 pub mod ops;
 

@@ -4,8 +4,8 @@ use super::nvrtc::{self, Source};
 use super::pool::{Block, Pool};
 use super::{driver, library};
 use crate::{Error, Result};
-use cudarc::driver::sys::{CUdevice_attribute, CUevent_flags, CUfunction_attribute_enum};
-use cudarc::driver::{CudaContext, CudaFunction, CudaStream, LaunchConfig, PushKernelArg, result};
+use cudarc::driver::sys::{self, CUdevice_attribute, CUevent_flags, CUfunction_attribute_enum};
+use cudarc::driver::{CudaContext, CudaFunction, CudaStream, DeviceRepr, LaunchConfig, PushKernelArg, result};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
@@ -16,6 +16,43 @@ pub(super) enum Arg {
     Int(i32),
     Long(i64),
     Float(f32),
+    Map(TensorMap),
+}
+
+/// How the bulk copy engine finds boxes of 64 x 64 in a bf16 matrix, written swizzled by 128 bytes.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub(super) struct TensorMap(sys::CUtensorMap);
+
+// SAFETY: 128 bytes that the driver wrote and kernels read as they are.
+unsafe impl DeviceRepr for TensorMap {}
+
+impl TensorMap {
+    pub(super) fn new(ptr: u64, rows: usize, cols: usize) -> Result<Self> {
+        let mut map = sys::CUtensorMap { opaque: [0; 16] };
+        let (sizes, strides) = ([cols as u64, rows as u64], [cols as u64 * 2]);
+        let (tile, steps) = ([64u32, 64], [1u32, 1]);
+        // SAFETY: every pointer is to a live local of the length that a matrix of rank 2 needs; `ptr` is only recorded.
+        unsafe {
+            sys::cuTensorMapEncodeTiled(
+                &mut map,
+                sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+                2,
+                ptr as *mut std::ffi::c_void,
+                sizes.as_ptr(),
+                strides.as_ptr(),
+                tile.as_ptr(),
+                steps.as_ptr(),
+                sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
+                sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+                sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                sys::CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+            )
+        }
+        .result()
+        .map_err(driver)?;
+        Ok(Self(map))
+    }
 }
 
 pub(super) struct Device {
@@ -28,7 +65,7 @@ pub(super) struct Device {
 }
 
 impl Device {
-    pub(super) fn open(ordinal: usize) -> Result<Self> {
+    pub(super) fn open(ordinal: usize, poison: bool) -> Result<Self> {
         if let Some(missing) = library::discover().iter().find(|found| found.path.is_none()) {
             let cure = match missing.name {
                 "driver" => "no NVIDIA driver on this machine; use `--device cpu`",
@@ -45,13 +82,18 @@ impl Device {
             context.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT).map_err(driver)?;
         let suffix = if major >= 9 { "a" } else { "" };
         Ok(Self {
-            pool: Pool::new(Arc::clone(&context)),
+            pool: Pool::new(Arc::clone(&context), poison.then(|| Arc::clone(&stream))),
             context,
             stream,
             num_sms: sms as u32,
             arch: format!("sm_{major}{minor}{suffix}"),
             functions: Mutex::default(),
         })
+    }
+
+    /// Can it run wgmma and bulk copies?
+    pub(super) fn is_hopper(&self) -> bool {
+        self.arch == "sm_90a"
     }
 
     pub(super) fn bind(&self) -> Result<()> {
@@ -80,6 +122,7 @@ impl Device {
                 Arg::Int(v) => builder.arg(v),
                 Arg::Long(v) => builder.arg(v),
                 Arg::Float(v) => builder.arg(v),
+                Arg::Map(v) => builder.arg(v),
             };
         }
         let config = LaunchConfig { grid_dim: grid, block_dim: (threads, 1, 1), shared_mem_bytes: shared_bytes };
@@ -97,7 +140,8 @@ impl Device {
         let image = nvrtc::cubin(source, &self.arch)?;
         let module = self.context.load_module(cudarc::nvrtc::Ptx::from_binary(image)).map_err(driver)?;
         let function = module.load_function(name).map_err(driver)?;
-        if shared_bytes > 48 << 10 {
+        // More than 48 KiB, a kernel's own static memory included, needs asking for.
+        if shared_bytes > 32 << 10 {
             function
                 .set_attribute(
                     CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
@@ -134,6 +178,12 @@ impl Device {
         self.bind()?;
         // SAFETY: the block is at least `bytes` long.
         unsafe { result::memset_d8_async(block.ptr, 0, bytes, self.stream.cu_stream()) }.map_err(driver)
+    }
+
+    pub(super) fn copy(&self, from: &Block, to: &Block, bytes: usize) -> Result<()> {
+        self.bind()?;
+        // SAFETY: both blocks are at least `bytes` long.
+        unsafe { result::memcpy_dtod_async(to.ptr, from.ptr, bytes, self.stream.cu_stream()) }.map_err(driver)
     }
 
     /// Mean time of one of `runs` calls.

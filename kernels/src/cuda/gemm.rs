@@ -1,8 +1,10 @@
-//! Matrix products through cublasLt, with the plan of each shape chosen once by timing.
+//! Matrix products through cublasLt, with the algorithm of each kind of shape chosen once by timing.
 //!
-//! cublasLt is column-major; a row-major `[rows, cols]` is its `[cols, rows]`, so `y = x Wᵀ` is asked for as
+//! Batches differ in their number of tokens, so shapes that differ by less than an eighth share a choice; choices are kept on
+//! disk ([`choices`](super::choices)), so that the next run takes the same ones and repeats this one's bits. cublasLt is column-major; a row-major `[rows, cols]` is its `[cols, rows]`, so `y = x Wᵀ` is asked for as
 //! `yᵀ = W xᵀ`.
 
+use super::choices::Choices;
 use super::device::Device;
 use crate::{Error, Result};
 use cudarc::cublaslt::{result as lt, sys};
@@ -13,6 +15,9 @@ use std::sync::Mutex;
 const WORKSPACE_BYTES: usize = 64 << 20;
 /// Plans that cublasLt proposes and we time.
 const CANDIDATES: usize = 8;
+
+/// Plans kept before all are forgotten; one a shape, and shapes differ with the tokens of a batch.
+const MOST_PLANS: usize = 4096;
 
 /// What cublasLt is asked for, in its own column-major terms: `c[m, n] = op(a) op(b) (+ c)`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -28,6 +33,14 @@ pub(super) struct Shape {
     pub(super) accumulate: bool,
 }
 
+impl Shape {
+    /// Shapes that share an algorithm: each size rounded up to three significant bits.
+    fn kind(self) -> Self {
+        let round = |n: usize| n.next_multiple_of((n.next_power_of_two() / 8).max(1));
+        Self { m: round(self.m), n: round(self.n), k: round(self.k), ..self }
+    }
+}
+
 struct Plan {
     desc: sys::cublasLtMatmulDesc_t,
     layouts: [sys::cublasLtMatrixLayout_t; 3],
@@ -41,6 +54,7 @@ pub(super) struct Gemm {
 struct Inner {
     handle: sys::cublasLtHandle_t,
     plans: HashMap<Shape, Plan>,
+    choices: Choices,
     workspace: super::pool::Block,
 }
 
@@ -59,7 +73,8 @@ impl Gemm {
         let handle =
             lt::create_handle().map_err(|e| Error::Device { library: "cublasLt", detail: format!("no handle: {e:?}") })?;
         let workspace = device.pool.take(WORKSPACE_BYTES, "the matrix product workspace")?;
-        Ok(Self { inner: Mutex::new(Inner { handle, plans: HashMap::new(), workspace }) })
+        let choices = Choices::load(&device.context.name().map_err(super::driver)?);
+        Ok(Self { inner: Mutex::new(Inner { handle, plans: HashMap::new(), choices, workspace }) })
     }
 
     pub(super) fn run(&self, device: &Device, shape: Shape, a: u64, b: u64, c: u64) -> Result<()> {
@@ -69,6 +84,9 @@ impl Gemm {
         device.bind()?;
         let mut inner = self.inner.lock().unwrap_or_else(|e| e.into_inner());
         if !inner.plans.contains_key(&shape) {
+            if inner.plans.len() == MOST_PLANS {
+                inner.plans.clear();
+            }
             let plan = inner.plan(device, shape, a, b)?;
             inner.plans.insert(shape, plan);
         }
@@ -116,12 +134,16 @@ impl Inner {
         check("matmul", status)
     }
 
-    /// Ask for candidates, time each on the real operands and keep the fastest. The trial writes to scratch memory, so an
-    /// accumulating product is not disturbed.
-    fn plan(&self, device: &Device, shape: Shape, a: u64, b: u64) -> Result<Plan> {
-        let (desc, layouts) = describe(shape)?;
-        let found = self.candidates(desc, &layouts)?;
-        let mut plan = Plan { desc, layouts, algo: found[0].algo };
+    /// The choice made for this kind of shape, or else ask for candidates, time each on the real operands and keep the
+    /// fastest. The trial writes to scratch memory, so an accumulating product is not disturbed.
+    fn plan(&mut self, device: &Device, shape: Shape, a: u64, b: u64) -> Result<Plan> {
+        let mut plan = describe(shape)?;
+        if let Some(algo) = self.choices.get(shape.kind()).filter(|algo| self.supports(&plan, algo)) {
+            plan.algo = algo;
+            return Ok(plan);
+        }
+        let found = self.candidates(&plan)?;
+        plan.algo = found[0].algo;
         if found.len() > 1 {
             let scratch =
                 device.pool.take(shape.m * shape.n * if shape.float_out { 4 } else { 2 }, "a matrix product trial")?;
@@ -132,21 +154,30 @@ impl Inner {
                 if run().is_err() {
                     continue;
                 }
-                let ms = device.time_ms(3, run)?;
+                let ms = device.time_ms(5, run)?;
                 if ms < best {
                     best = ms;
                     plan.algo = candidate.algo;
                 }
             }
         }
+        self.choices.put(shape.kind(), plan.algo);
         Ok(plan)
     }
 
-    fn candidates(
-        &self,
-        desc: sys::cublasLtMatmulDesc_t,
-        layouts: &[sys::cublasLtMatrixLayout_t; 3],
-    ) -> Result<Vec<sys::cublasLtMatmulHeuristicResult_t>> {
+    /// Can an algorithm chosen for a neighbour do this shape?
+    fn supports(&self, plan: &Plan, algo: &sys::cublasLtMatmulAlgo_t) -> bool {
+        let [a, b, c] = plan.layouts;
+        // SAFETY: the plan's handles live as long as it; the result is a live local.
+        unsafe {
+            let mut result: sys::cublasLtMatmulHeuristicResult_t = std::mem::zeroed();
+            let status = sys::cublasLtMatmulAlgoCheck(self.handle, plan.desc, a, b, c, c, algo, &mut result);
+            status == sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS && result.workspaceSize <= WORKSPACE_BYTES
+        }
+    }
+
+    fn candidates(&self, plan: &Plan) -> Result<Vec<sys::cublasLtMatmulHeuristicResult_t>> {
+        let (desc, layouts) = (plan.desc, plan.layouts);
         let bytes = WORKSPACE_BYTES;
         // SAFETY: every pointer is to a live local; the preference is destroyed before return.
         unsafe {
@@ -185,7 +216,20 @@ impl Inner {
     }
 }
 
-fn describe(shape: Shape) -> Result<(sys::cublasLtMatmulDesc_t, [sys::cublasLtMatrixLayout_t; 3])> {
+impl Drop for Plan {
+    fn drop(&mut self) {
+        // SAFETY: the plan owns its handles, and cublasLt copies what a launch needs of them.
+        unsafe {
+            for layout in self.layouts {
+                sys::cublasLtMatrixLayoutDestroy(layout);
+            }
+            sys::cublasLtMatmulDescDestroy(self.desc);
+        }
+    }
+}
+
+/// A plan without an algorithm yet.
+fn describe(shape: Shape) -> Result<Plan> {
     use sys::cublasLtMatmulDescAttributes_t as Attribute;
     let half = sys::cudaDataType_t::CUDA_R_16BF;
     let out = if shape.float_out { sys::cudaDataType_t::CUDA_R_32F } else { half };
@@ -216,5 +260,5 @@ fn describe(shape: Shape) -> Result<(sys::cublasLtMatmulDesc_t, [sys::cublasLtMa
             sys::cublasLtMatmulDescSetAttribute(desc, attribute, (&raw const value).cast(), size_of::<i32>())
         })?;
     }
-    Ok((desc, [a, b, c]))
+    Ok(Plan { desc, layouts: [a, b, c], algo: sys::cublasLtMatmulAlgo_t { data: [0; 8] } })
 }

@@ -4,6 +4,8 @@
 //! ([`nvrtc`]). It is not row-invariant across matrix products yet: cublasLt may choose another summation order for
 //! another number of rows. Read [`ops`](self) as the list of launches, the operation folders for what each kernel does.
 
+mod attention;
+mod choices;
 mod device;
 mod gemm;
 pub mod library;
@@ -52,6 +54,7 @@ pub struct KvCache {
 pub struct Cuda {
     device: Device,
     gemm: Gemm,
+    tiles: attention::Cache,
 }
 
 impl Cuda {
@@ -60,9 +63,22 @@ impl Cuda {
     /// # Errors
     /// A library is missing (named, with the cure), or the driver fails.
     pub fn open(ordinal: usize) -> Result<Self> {
-        let device = Device::open(ordinal)?;
+        Self::with(ordinal, false)
+    }
+
+    /// The same, with every block of memory full of NaN when it is handed out, so that a kernel that forgets to write a
+    /// number shows; for tests.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub fn open_poisoning(ordinal: usize) -> Result<Self> {
+        Self::with(ordinal, true)
+    }
+
+    fn with(ordinal: usize, poison: bool) -> Result<Self> {
+        let device = Device::open(ordinal, poison)?;
         let gemm = Gemm::new(&device)?;
-        Ok(Self { device, gemm })
+        Ok(Self { device, gemm, tiles: attention::Cache::default() })
     }
 
     /// The GPU's name.
@@ -84,6 +100,16 @@ impl Cuda {
     /// An earlier kernel failed.
     pub fn synchronize(&self) -> Result<()> {
         self.device.stream.synchronize().map_err(driver)
+    }
+
+    /// The same numbers in other memory.
+    ///
+    /// # Errors
+    /// Out of memory, or the driver fails.
+    pub fn copy(&self, x: &Tensor) -> Result<Tensor> {
+        let y = self.new_tensor(x.rows, x.cols, "a copy")?;
+        self.device.copy(&x.block, &y.block, x.rows * x.cols * 2)?;
+        Ok(y)
     }
 
     /// Mean milliseconds of one of `runs` calls, by device events.

@@ -15,7 +15,7 @@ const PRELUDE: &str = include_str!("prelude.cuh");
 /// One kernel file and how to specialise it.
 #[derive(Clone, Debug)]
 pub struct Source {
-    /// The operation's folder, for messages.
+    /// The file below `kernels/src`, without its ending.
     pub name: &'static str,
     /// CUDA text without the prelude.
     pub text: &'static str,
@@ -34,7 +34,10 @@ pub fn cubin(source: &Source, arch: &str) -> Result<Vec<u8>> {
             detail: "libnvrtc was not found; install the CUDA toolkit or `pip install nvidia-cuda-nvrtc`".into(),
         });
     }
-    let text = format!("{PRELUDE}{}", source.text);
+    let text = match std::env::var_os("SLIME_KERNEL_DIR") {
+        None => format!("{PRELUDE}{}", source.text),
+        Some(folder) => overridden(&PathBuf::from(folder), source)?,
+    };
     let mut options = vec![format!("--gpu-architecture={arch}"), "--std=c++17".into(), "-default-device".into()];
     options.extend(source.defines.iter().map(|d| format!("-D{d}")));
 
@@ -49,10 +52,20 @@ pub fn cubin(source: &Source, arch: &str) -> Result<Vec<u8>> {
     Ok(cubin)
 }
 
+/// The text below `folder` instead of the one built in, so that a kernel is tried without building the program.
+fn overridden(folder: &std::path::Path, source: &Source) -> Result<String> {
+    let read = |file: String| {
+        let path = folder.join(file);
+        std::fs::read_to_string(&path)
+            .map_err(|e| Error::Device { library: "nvrtc", detail: format!("SLIME_KERNEL_DIR: {}: {e}", path.display()) })
+    };
+    Ok(read("cuda/prelude.cuh".into())? + &read(format!("{}.cu", source.name))?)
+}
+
 fn compile(name: &str, text: &str, options: &[String]) -> Result<Vec<u8>> {
     let error = |detail: String| Error::Device { library: "nvrtc", detail: format!("kernel {name}: {detail}") };
     let text = CString::new(text).map_err(|_| error("the source holds a NUL byte".into()))?;
-    let file = CString::new(format!("{name}.cu")).map_err(|_| error("the name holds a NUL byte".into()))?;
+    let file = CString::new(format!("{}.cu", name.replace('/', "_"))).map_err(|_| error("the name holds a NUL byte".into()))?;
     let program = result::create_program(&text, Some(&file)).map_err(|e| error(format!("{e:?}")))?;
     // SAFETY: `program` was created above and is destroyed once, at the end of this function's only live path.
     unsafe {
@@ -76,10 +89,16 @@ fn compile(name: &str, text: &str, options: &[String]) -> Result<Vec<u8>> {
     }
 }
 
-fn cache_path(text: &str, options: &[String]) -> Option<PathBuf> {
-    let root = std::env::var_os("XDG_CACHE_HOME")
+/// Where compiled kernels and timed choices are kept.
+pub(super) fn cache_folder() -> Option<PathBuf> {
+    std::env::var_os("XDG_CACHE_HOME")
         .map(PathBuf::from)
-        .or_else(|| std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache")))?;
+        .or_else(|| std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache")))
+        .map(|root| root.join("slime-host"))
+}
+
+fn cache_path(text: &str, options: &[String]) -> Option<PathBuf> {
+    let root = cache_folder()?;
     let (mut major, mut minor) = (0, 0);
     // SAFETY: two live integers to write to.
     unsafe { sys::nvrtcVersion(&mut major, &mut minor) };
@@ -91,14 +110,14 @@ fn cache_path(text: &str, options: &[String]) -> Option<PathBuf> {
     }
     hash.update(format!("{major}.{minor}"));
     let key: String = hash.finalize().iter().take(16).map(|b| format!("{b:02x}")).collect();
-    Some(root.join("slime-host").join("cubin").join(key))
+    Some(root.join("cubin").join(key))
 }
 
 /// A cache that cannot be written only costs time, so its errors are not errors.
-fn store(path: &std::path::Path, cubin: &[u8]) {
+pub(super) fn store(path: &std::path::Path, content: &[u8]) {
     let Some(folder) = path.parent() else { return };
     let part = path.with_extension(format!("{}.part", std::process::id()));
-    if std::fs::create_dir_all(folder).is_ok() && std::fs::write(&part, cubin).is_ok() {
+    if std::fs::create_dir_all(folder).is_ok() && std::fs::write(&part, content).is_ok() {
         let _ = std::fs::rename(&part, path);
     }
 }

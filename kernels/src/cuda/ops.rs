@@ -3,20 +3,20 @@
 use super::device::Arg::{self, Float as F, Int, Long, Ptr};
 use super::gemm::Shape;
 use super::sources::{self, BLOCK_TOKENS};
-use super::{Cuda, Float, Ids, KvCache, Tensor};
-use crate::{AdamW, Error, Heads, Norms, Ops, PagedSequence, Result, RopeTable, Sequences, TokenStats};
+use super::{Cuda, Float, Ids, KvCache, Tensor, attention};
+use crate::{AdamW, Error, Heads, Norms, Ops, PagedSequence, Result, RopeStyle, RopeTable, Sequences, TokenStats};
 use half::bf16;
 use std::sync::Arc;
 
 /// Vectors of 8 bf16 are the unit of memory traffic, so every row must be whole vectors.
 const VECTOR: usize = 8;
-const THREADS: u32 = 256;
+pub(super) const THREADS: u32 = 256;
 
 fn shape_error(op: &'static str, detail: String) -> Error {
     Error::Shape { op, detail }
 }
 
-fn expect(op: &'static str, fits: bool, detail: impl FnOnce() -> String) -> Result<()> {
+pub(super) fn expect(op: &'static str, fits: bool, detail: impl FnOnce() -> String) -> Result<()> {
     if fits { Ok(()) } else { Err(shape_error(op, detail())) }
 }
 
@@ -25,11 +25,11 @@ fn whole_vectors(op: &'static str, cols: usize) -> Result<()> {
 }
 
 impl Cuda {
-    fn new_tensor(&self, rows: usize, cols: usize, what: &str) -> Result<Tensor> {
+    pub(super) fn new_tensor(&self, rows: usize, cols: usize, what: &str) -> Result<Tensor> {
         Ok(Tensor { block: Arc::new(self.device.pool.take(rows * cols * 2, what)?), rows, cols })
     }
 
-    fn new_float(&self, rows: usize, cols: usize, what: &str) -> Result<Float> {
+    pub(super) fn new_float(&self, rows: usize, cols: usize, what: &str) -> Result<Float> {
         Ok(Float { block: self.device.pool.take(rows * cols * 4, what)?, rows, cols })
     }
 
@@ -39,11 +39,11 @@ impl Cuda {
         (blocks as u32, 1, 1)
     }
 
-    /// Sum `parts: [parts, cols]` into `out`, in order.
-    fn add_parts(&self, parts: u64, out: u64, num_parts: usize, cols: usize) -> Result<()> {
-        let grid = (cols.div_ceil(THREADS as usize) as u32, 1, 1);
-        let args = [Ptr(parts), Ptr(out), Int(num_parts as i32), Int(cols as i32)];
-        self.device.launch(&sources::rows(), "add_parts", grid, THREADS, 0, &args)
+    /// Add the first `cols` columns of `parts: [num_parts, stride]` to `out`, in a fixed order.
+    fn add_parts(&self, parts: u64, out: u64, num_parts: usize, cols: usize, stride: usize) -> Result<()> {
+        let grid = (cols.div_ceil(32) as u32, 1, 1);
+        let args = [Ptr(parts), Ptr(out), Int(num_parts as i32), Int(cols as i32), Int(stride as i32)];
+        self.device.launch(&sources::rows(), "add_parts", grid, 1024, 0, &args)
     }
 
     #[allow(clippy::too_many_arguments, reason = "one product's operands")]
@@ -61,43 +61,49 @@ impl Cuda {
         self.gemm.run(&self.device, shape, a.block.ptr, b.block.ptr, out)
     }
 
-    fn norm_launch(&self, cols: usize) -> Result<(u32, usize)> {
+    /// `(lanes, vectors a lane)` of a row; see `rmsnorm/kernel.cu`.
+    fn norm_shape(&self, cols: usize) -> Result<(usize, usize)> {
         whole_vectors("rmsnorm", cols)?;
         let vectors = cols / VECTOR;
-        let per = vectors.div_ceil(512).next_power_of_two();
-        expect("rmsnorm", per <= 4, || format!("rows of {cols} columns; at most {} fit a block", 4 * 512 * VECTOR))?;
-        Ok(((vectors.div_ceil(per).div_ceil(32) * 32) as u32, per))
+        let lanes = (vectors / 2).next_power_of_two().clamp(32, 512);
+        let per = vectors.div_ceil(lanes);
+        expect("rmsnorm", per <= 8, || format!("rows of {cols} columns; at most {} fit a block", 8 * 512 * VECTOR))?;
+        Ok((lanes, per))
     }
 
-    /// `(first row of the sequence, its length, first row of the tile in it, 0)`, the tiles with the most work first.
-    fn attention_tiles(&self, sequences: &Sequences) -> Result<(super::Block, u32)> {
-        let mut tiles: Vec<[i32; 4]> = sequences
-            .ranges()
-            .flat_map(|r| (0..r.len()).step_by(TILE_ROWS).map(move |row| [r.start as i32, r.len() as i32, row as i32, 0]))
-            .collect();
-        tiles.sort_by_key(|tile| std::cmp::Reverse(tile[2]));
-        let tiles_on_device = self.device.upload(&tiles, "attention tiles")?;
-        Ok((tiles_on_device, tiles.len() as u32))
+    fn norm_launch(&self, name: &'static str, blocks: Option<usize>, rows: usize, cols: usize, args: &[Arg]) -> Result<()> {
+        let (lanes, per) = self.norm_shape(cols)?;
+        let rows_per_block = (256 / lanes).max(1);
+        let blocks = blocks.unwrap_or(rows.div_ceil(rows_per_block));
+        let threads = (lanes * rows_per_block) as u32;
+        self.device.launch(&sources::rmsnorm(lanes, per), name, (blocks as u32, 1, 1), threads, 0, args)
     }
 
-    fn sequence_bounds(&self, sequences: &Sequences) -> (Vec<u32>, Vec<u32>) {
-        let first = sequences.ranges().flat_map(|r| std::iter::repeat_n(r.start as u32, r.len())).collect();
-        let last = sequences.ranges().flat_map(|r| std::iter::repeat_n(r.end as u32, r.len())).collect();
-        (first, last)
+    /// A block for each of `rows`, with threads for its vectors.
+    fn by_row(rows: usize, cols: usize) -> ((u32, u32, u32), u32) {
+        ((rows as u32, 1, 1), (cols / VECTOR).next_multiple_of(32).clamp(32, 512) as u32)
     }
 }
 
-/// Rows of the tile a block owns, and of the tiles it walks over; as in `attention/tensor_core.cu`.
-const TILE_ROWS: usize = 128;
-const TILE_COLS: usize = 64;
-const TILE_WALK: usize = 32;
+fn rotation_fits(op: &'static str, x: &Tensor, heads: Heads, rope: &RopeTable<Cuda>) -> Result<()> {
+    let whole = match rope.style {
+        RopeStyle::Half => 2 * VECTOR,
+        RopeStyle::Interleaved => VECTOR,
+    };
+    expect(op, x.cols == heads.qkv_cols() && heads.dim.is_multiple_of(VECTOR) && heads.dim <= 256, || {
+        format!("{} columns for {heads:?}", x.cols)
+    })?;
+    expect(op, rope.dims.is_multiple_of(whole), || format!("{} rotating dimensions; CUDA needs a multiple of {whole}", rope.dims))
+}
 
-fn tile_bytes(heads: Heads, rows: usize) -> u32 {
-    (rows * heads.dim * 2) as u32
+/// Tokens of a block, as in `qk_norm_rope/kernel.cu`.
+fn tokens_of_rotation(heads: Heads) -> usize {
+    let groups = THREADS as usize / sources::lanes_of_head(heads);
+    groups / groups.min(4)
 }
 
 /// Warps of four a block.
-fn warps(jobs: usize) -> ((u32, u32, u32), u32) {
+pub(super) fn warps(jobs: usize) -> ((u32, u32, u32), u32) {
     ((jobs.div_ceil(4) as u32, 1, 1), 128)
 }
 
@@ -168,9 +174,9 @@ impl Ops for Cuda {
     fn gather_rows(&self, x: &Tensor, rows: &Ids) -> Result<Tensor> {
         whole_vectors("gather_rows", x.cols)?;
         let y = self.new_tensor(rows.host.len(), x.cols, "gathered rows")?;
-        let n = y.rows * y.cols / VECTOR;
-        let args = [Ptr(x.block.ptr), Ptr(rows.block.ptr), Ptr(y.block.ptr), Long(n as i64), Int(x.cols as i32)];
-        self.device.launch(&sources::rows(), "gather_rows", self.grid(n), THREADS, 0, &args)?;
+        let (grid, threads) = Self::by_row(rows.host.len(), x.cols);
+        let args = [Ptr(x.block.ptr), Ptr(rows.block.ptr), Ptr(y.block.ptr), Int(x.cols as i32)];
+        self.device.launch(&sources::rows(), "gather_rows", grid, threads, 0, &args)?;
         Ok(y)
     }
 
@@ -178,9 +184,9 @@ impl Ops for Cuda {
         whole_vectors("scatter_rows", x.cols)?;
         let y = self.new_tensor(num_rows, x.cols, "scattered rows")?;
         self.device.zero(&y.block, num_rows * x.cols * 2)?;
-        let n = x.rows * x.cols / VECTOR;
-        let args = [Ptr(x.block.ptr), Ptr(rows.block.ptr), Ptr(y.block.ptr), Long(n as i64), Int(x.cols as i32)];
-        self.device.launch(&sources::rows(), "scatter_rows", self.grid(n), THREADS, 0, &args)?;
+        let (grid, threads) = Self::by_row(rows.host.len(), x.cols);
+        let args = [Ptr(x.block.ptr), Ptr(rows.block.ptr), Ptr(y.block.ptr), Int(x.cols as i32)];
+        self.device.launch(&sources::rows(), "scatter_rows", grid, threads, 0, &args)?;
         Ok(y)
     }
 
@@ -200,9 +206,9 @@ impl Ops for Cuda {
         expect("add_bias", x.cols == b.cols, || format!("{} columns and {} biases", x.cols, b.cols))?;
         whole_vectors("add_bias", x.cols)?;
         let z = self.new_tensor(x.rows, x.cols, "a biased sum")?;
-        let n = x.rows * x.cols / VECTOR;
-        let args = [Ptr(x.block.ptr), Ptr(b.block.ptr), Ptr(z.block.ptr), Long(n as i64), Int(x.cols as i32)];
-        self.device.launch(&sources::rows(), "add_bias", self.grid(n), THREADS, 0, &args)?;
+        let (grid, threads) = Self::by_row(x.rows, x.cols);
+        let args = [Ptr(x.block.ptr), Ptr(b.block.ptr), Ptr(z.block.ptr), Int(x.cols as i32)];
+        self.device.launch(&sources::rows(), "add_bias", grid, threads, 0, &args)?;
         Ok(z)
     }
 
@@ -212,7 +218,7 @@ impl Ops for Cuda {
         let grid = (dy.cols.div_ceil(32) as u32, parts as u32, 1);
         let args = [Ptr(dy.block.ptr), Ptr(part.block.ptr), Int(dy.rows as i32), Int(dy.cols as i32)];
         self.device.launch(&sources::rows(), "column_sum_part", grid, 256, 0, &args)?;
-        self.add_parts(part.block.ptr, db.block.ptr, parts, dy.cols)
+        self.add_parts(part.block.ptr, db.block.ptr, parts, dy.cols, dy.cols)
     }
 
     fn matmul_nt(&self, x: &Tensor, w: &Tensor) -> Result<Tensor> {
@@ -264,9 +270,9 @@ impl Ops for Cuda {
             return Err(shape_error("embed", format!("token id {id}, but the table has {} rows", table.rows)));
         }
         let y = self.new_tensor(ids.host.len(), table.cols, "embeddings")?;
-        let n = y.rows * y.cols / VECTOR;
-        let args = [Ptr(table.block.ptr), Ptr(ids.block.ptr), Ptr(y.block.ptr), Long(n as i64), Int(table.cols as i32)];
-        self.device.launch(&sources::embedding(), "embed", self.grid(n), THREADS, 0, &args)?;
+        let (grid, threads) = Self::by_row(y.rows, y.cols);
+        let args = [Ptr(table.block.ptr), Ptr(ids.block.ptr), Ptr(y.block.ptr), Int(table.cols as i32)];
+        self.device.launch(&sources::embedding(), "embed", grid, threads, 0, &args)?;
         Ok(y)
     }
 
@@ -298,7 +304,6 @@ impl Ops for Cuda {
     }
 
     fn rmsnorm(&self, x: &Tensor, w: &Tensor, eps: f64) -> Result<(Tensor, Float)> {
-        let (threads, per) = self.norm_launch(x.cols)?;
         let y = self.new_tensor(x.rows, x.cols, "a norm")?;
         let r = self.new_float(x.rows, 1, "norm statistics")?;
         let args = [
@@ -306,15 +311,15 @@ impl Ops for Cuda {
             Ptr(w.block.ptr),
             Ptr(y.block.ptr),
             Ptr(r.block.ptr),
+            Int(x.rows as i32),
             Int(x.cols as i32),
             F(eps as f32),
         ];
-        self.device.launch(&sources::rmsnorm(per), "rmsnorm", (x.rows as u32, 1, 1), threads, 0, &args)?;
+        self.norm_launch("rmsnorm", None, x.rows, x.cols, &args)?;
         Ok((y, r))
     }
 
     fn add_rmsnorm(&self, x: &Tensor, delta: &Tensor, w: &Tensor, eps: f64) -> Result<(Tensor, Tensor, Float)> {
-        let (threads, per) = self.norm_launch(x.cols)?;
         let s = self.new_tensor(x.rows, x.cols, "a residual")?;
         let y = self.new_tensor(x.rows, x.cols, "a norm")?;
         let r = self.new_float(x.rows, 1, "norm statistics")?;
@@ -325,10 +330,11 @@ impl Ops for Cuda {
             Ptr(s.block.ptr),
             Ptr(y.block.ptr),
             Ptr(r.block.ptr),
+            Int(x.rows as i32),
             Int(x.cols as i32),
             F(eps as f32),
         ];
-        self.device.launch(&sources::rmsnorm(per), "add_rmsnorm", (x.rows as u32, 1, 1), threads, 0, &args)?;
+        self.norm_launch("add_rmsnorm", None, x.rows, x.cols, &args)?;
         Ok((s, y, r))
     }
 
@@ -341,9 +347,8 @@ impl Ops for Cuda {
         residual: Option<&Tensor>,
         dw: &mut Float,
     ) -> Result<Tensor> {
-        let (threads, per) = self.norm_launch(x.cols)?;
         let dx = self.new_tensor(x.rows, x.cols, "a norm's gradient")?;
-        let blocks = x.rows.min(self.device.num_sms as usize * (2048 / threads as usize).min(4));
+        let blocks = x.rows.min(self.device.num_sms as usize * 3);
         let part = self.new_float(blocks, x.cols, "norm partial sums")?;
         let args = [
             Ptr(dy.block.ptr),
@@ -356,9 +361,8 @@ impl Ops for Cuda {
             Int(x.rows as i32),
             Int(x.cols as i32),
         ];
-        let grid = (blocks as u32, 1, 1);
-        self.device.launch(&sources::rmsnorm(per), "rmsnorm_backward", grid, threads, 0, &args)?;
-        self.add_parts(part.block.ptr, dw.block.ptr, blocks, x.cols)?;
+        self.norm_launch("rmsnorm_backward", Some(blocks), x.rows, x.cols, &args)?;
+        self.add_parts(part.block.ptr, dw.block.ptr, blocks, x.cols, x.cols)?;
         Ok(dx)
     }
 
@@ -370,7 +374,7 @@ impl Ops for Cuda {
         rope: &RopeTable<Self>,
         norms: Option<Norms<'_, Self>>,
     ) -> Result<(Tensor, Option<Float>)> {
-        expect("qk_norm_rope", qkv.cols == heads.qkv_cols(), || format!("{} columns for {heads:?}", qkv.cols))?;
+        rotation_fits("qk_norm_rope", qkv, heads, rope)?;
         let y = self.new_tensor(qkv.rows, qkv.cols, "rotated rows")?;
         let r = norms.as_ref().map(|_| self.new_float(qkv.rows, heads.query + heads.kv, "norm statistics")).transpose()?;
         let (wq, wk, eps) = norms.as_ref().map_or((0, 0, 0.0), |n| (n.query.block.ptr, n.key.block.ptr, n.eps));
@@ -388,9 +392,9 @@ impl Ops for Cuda {
             Int(heads.kv as i32),
             F(eps as f32),
         ];
-        let jobs = qkv.rows * (heads.query + 2 * heads.kv);
         let source = sources::qk_norm_rope(heads, rope.dims, rope.style);
-        self.device.launch(&source, "qk_norm_rope", (jobs.div_ceil(8) as u32, 1, 1), THREADS, 0, &args)?;
+        let blocks = qkv.rows.div_ceil(tokens_of_rotation(heads));
+        self.device.launch(&source, "qk_norm_rope", (blocks as u32, 1, 1), THREADS, 0, &args)?;
         Ok((y, r))
     }
 
@@ -403,9 +407,9 @@ impl Ops for Cuda {
         norms: Option<(Norms<'_, Self>, &Tensor, &Float)>,
         dnorms: Option<(&mut Float, &mut Float)>,
     ) -> Result<Tensor> {
+        rotation_fits("qk_norm_rope_backward", dqkv, heads, rope)?;
         let dx = self.new_tensor(dqkv.rows, dqkv.cols, "the gradient of rotated rows")?;
-        let jobs = dqkv.rows * (heads.query + 2 * heads.kv);
-        let blocks = jobs.div_ceil(8).min(self.device.num_sms as usize * 8);
+        let blocks = dqkv.rows.div_ceil(tokens_of_rotation(heads)).min(self.device.num_sms as usize * 4);
         let part = self.new_float(blocks, 2 * heads.dim, "norm partial sums")?;
         let (wq, wk, x, r) = norms
             .as_ref()
@@ -428,53 +432,15 @@ impl Ops for Cuda {
         let source = sources::qk_norm_rope(heads, rope.dims, rope.style);
         self.device.launch(&source, "qk_norm_rope_backward", (blocks as u32, 1, 1), THREADS, 0, &args)?;
         if let (Some(_), Some((dq, dk))) = (&norms, dnorms) {
-            let both = self.float_zeros(1, 2 * heads.dim)?;
-            self.add_parts(part.block.ptr, both.block.ptr, blocks, 2 * heads.dim)?;
-            self.add_parts(both.block.ptr, dq.block.ptr, 1, heads.dim)?;
-            self.add_parts(both.block.ptr + 4 * heads.dim as u64, dk.block.ptr, 1, heads.dim)?;
+            let keys = part.block.ptr + 4 * heads.dim as u64;
+            self.add_parts(part.block.ptr, dq.block.ptr, blocks, heads.dim, 2 * heads.dim)?;
+            self.add_parts(keys, dk.block.ptr, blocks, heads.dim, 2 * heads.dim)?;
         }
         Ok(dx)
     }
 
     fn attention(&self, qkv: &Tensor, heads: Heads, sequences: &Sequences, scale: f64) -> Result<(Tensor, Float)> {
-        expect("attention", qkv.cols == heads.qkv_cols() && qkv.rows == sequences.num_tokens(), || {
-            format!("[{}, {}] for {heads:?} and {} tokens", qkv.rows, qkv.cols, sequences.num_tokens())
-        })?;
-        let out = self.new_tensor(qkv.rows, heads.out_cols(), "attention")?;
-        let lse = self.new_float(heads.query, qkv.rows, "attention statistics")?;
-        if sources::has_tensor_core_attention(heads) {
-            let (tiles, num_tiles) = self.attention_tiles(sequences)?;
-            let args = [
-                Ptr(qkv.block.ptr),
-                Ptr(tiles.ptr),
-                Ptr(out.block.ptr),
-                Ptr(lse.block.ptr),
-                Int(qkv.rows as i32),
-                Int(heads.query as i32),
-                Int(heads.kv as i32),
-                F(scale as f32),
-            ];
-            let source = sources::tensor_core_attention(heads);
-            let grid = (num_tiles, heads.query as u32, 1);
-            let shared = tile_bytes(heads, TILE_ROWS + 4 * TILE_COLS);
-            self.device.launch(&source, "attention_forward", grid, THREADS, shared, &args)?;
-            return Ok((out, lse));
-        }
-        let (first, _) = self.sequence_bounds(sequences);
-        let first = self.device.upload(&first, "sequence bounds")?;
-        let (grid, threads) = warps(qkv.rows * heads.query);
-        let args = [
-            Ptr(qkv.block.ptr),
-            Ptr(first.ptr),
-            Ptr(out.block.ptr),
-            Ptr(lse.block.ptr),
-            Int(qkv.rows as i32),
-            Int(heads.query as i32),
-            Int(heads.kv as i32),
-            F(scale as f32),
-        ];
-        self.device.launch(&sources::attention(heads), "attention_forward", grid, threads, 0, &args)?;
-        Ok((out, lse))
+        self.attention_forward(qkv, heads, sequences, scale)
     }
 
     fn attention_backward(
@@ -487,44 +453,8 @@ impl Ops for Cuda {
         sequences: &Sequences,
         scale: f64,
     ) -> Result<Tensor> {
-        let source = sources::attention(heads);
-        let (tokens, nq, nkv) = (Int(qkv.rows as i32), Int(heads.query as i32), Int(heads.kv as i32));
-        let dqkv = self.new_tensor(qkv.rows, qkv.cols, "attention's gradient")?;
-        let delta = self.new_float(heads.query, qkv.rows, "attention statistics")?;
-        let (by_query, threads) = warps(qkv.rows * heads.query);
-        let args = [Ptr(dout.block.ptr), Ptr(out.block.ptr), Ptr(delta.block.ptr), tokens, nq];
-        self.device.launch(&source, "attention_delta", by_query, threads, 0, &args)?;
-        let common = |bound: u64| -> [Arg; 10] {
-            [
-                Ptr(dout.block.ptr),
-                Ptr(qkv.block.ptr),
-                Ptr(lse.block.ptr),
-                Ptr(delta.block.ptr),
-                Ptr(bound),
-                Ptr(dqkv.block.ptr),
-                tokens,
-                nq,
-                nkv,
-                F(scale as f32),
-            ]
-        };
-        if sources::has_tensor_core_attention(heads) {
-            let source = sources::tensor_core_attention(heads);
-            let (tiles, num_tiles) = self.attention_tiles(sequences)?;
-            let args = common(tiles.ptr);
-            let shared = tile_bytes(heads, 2 * TILE_ROWS + 4 * TILE_COLS);
-            self.device.launch(&source, "attention_dq", (num_tiles, heads.query as u32, 1), THREADS, shared, &args)?;
-            let shared = tile_bytes(heads, 2 * TILE_ROWS + 4 * TILE_WALK);
-            self.device.launch(&source, "attention_dkv", (num_tiles, heads.kv as u32, 1), THREADS, shared, &args)?;
-            return Ok(dqkv);
-        }
-        let (first, last) = self.sequence_bounds(sequences);
-        let (first, last) =
-            (self.device.upload(&first, "sequence bounds")?, self.device.upload(&last, "sequence bounds")?);
-        self.device.launch(&source, "attention_dq", by_query, threads, 0, &common(first.ptr))?;
-        let (by_key, threads) = warps(qkv.rows * heads.kv);
-        self.device.launch(&source, "attention_dkv", by_key, threads, 0, &common(last.ptr))?;
-        Ok(dqkv)
+        let forward = attention::Forward { qkv, out, lse };
+        self.attention_gradient(dout, &forward, heads, sequences, scale)
     }
 
     fn kv_block_tokens(&self) -> usize {
@@ -607,18 +537,17 @@ impl Ops for Cuda {
         let cols = gate_up.cols / 2;
         whole_vectors("swiglu", cols)?;
         let y = self.new_tensor(gate_up.rows, cols, "swiglu")?;
-        let n = y.rows * cols / VECTOR;
-        let args = [Ptr(gate_up.block.ptr), Ptr(y.block.ptr), Long(n as i64), Int(cols as i32)];
-        self.device.launch(&sources::swiglu(), "swiglu", self.grid(n), THREADS, 0, &args)?;
+        let (grid, threads) = Self::by_row(y.rows, cols);
+        let args = [Ptr(gate_up.block.ptr), Ptr(y.block.ptr), Int(cols as i32)];
+        self.device.launch(&sources::swiglu(), "swiglu", grid, threads, 0, &args)?;
         Ok(y)
     }
 
     fn swiglu_backward(&self, da: &Tensor, gate_up: &Tensor) -> Result<Tensor> {
         let dx = self.new_tensor(gate_up.rows, gate_up.cols, "swiglu's gradient")?;
-        let n = da.rows * da.cols / VECTOR;
-        let args =
-            [Ptr(da.block.ptr), Ptr(gate_up.block.ptr), Ptr(dx.block.ptr), Long(n as i64), Int(da.cols as i32)];
-        self.device.launch(&sources::swiglu(), "swiglu_backward", self.grid(n), THREADS, 0, &args)?;
+        let (grid, threads) = Self::by_row(da.rows, da.cols);
+        let args = [Ptr(da.block.ptr), Ptr(gate_up.block.ptr), Ptr(dx.block.ptr), Int(da.cols as i32)];
+        self.device.launch(&sources::swiglu(), "swiglu_backward", grid, threads, 0, &args)?;
         Ok(dx)
     }
 
@@ -638,6 +567,9 @@ impl Ops for Cuda {
     }
 
     fn token_stats(&self, logits: &Float, targets: &Ids, inv_temperature: f64, vocab: usize) -> Result<TokenStats> {
+        if let Some(id) = targets.host.iter().find(|&&id| id as usize >= vocab) {
+            return Err(shape_error("token_stats", format!("target {id}, but the vocabulary has {vocab} tokens")));
+        }
         let out = self.new_float(logits.rows, 4, "token statistics")?;
         let args = [
             Ptr(logits.block.ptr),

@@ -4,7 +4,7 @@
 //! the last that read it. Sizes are rounded up so that a training step finds what the last one left.
 
 use crate::{Error, Result};
-use cudarc::driver::{CudaContext, result};
+use cudarc::driver::{CudaContext, CudaStream, result};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
@@ -25,6 +25,8 @@ impl Drop for Block {
 
 pub(super) struct Pool {
     context: Arc<CudaContext>,
+    /// Where fresh blocks are filled with NaN, if they are.
+    poison: Option<Arc<CudaStream>>,
     state: Mutex<State>,
 }
 
@@ -36,8 +38,8 @@ struct State {
 }
 
 impl Pool {
-    pub(super) fn new(context: Arc<CudaContext>) -> Arc<Self> {
-        Arc::new(Self { context, state: Mutex::default() })
+    pub(super) fn new(context: Arc<CudaContext>, poison: Option<Arc<CudaStream>>) -> Arc<Self> {
+        Arc::new(Self { context, poison, state: Mutex::default() })
     }
 
     /// Bytes in use at the worst moment so far.
@@ -56,6 +58,12 @@ impl Pool {
         };
         state.in_use += bytes;
         state.peak = state.peak.max(state.in_use);
+        drop(state);
+        if let Some(stream) = &self.poison {
+            self.context.bind_to_thread().map_err(super::driver)?;
+            // SAFETY: nobody else holds these bytes, and later work on the one stream comes after.
+            unsafe { result::memset_d8_async(ptr, 0xff, bytes, stream.cu_stream()) }.map_err(super::driver)?;
+        }
         Ok(Block { ptr, bytes, pool: Arc::clone(self) })
     }
 

@@ -6,83 +6,84 @@ use crate::{Heads, RopeStyle};
 /// Tokens in a cache block.
 pub(super) const BLOCK_TOKENS: usize = 16;
 
-macro_rules! text {
-    ($op:literal) => {
-        include_str!(concat!("../", $op, "/kernel.cu"))
+macro_rules! source {
+    ($file:literal $(, $define:expr)* $(,)?) => {
+        Source { name: $file, text: include_str!(concat!("../", $file, ".cu")), defines: vec![$($define),*] }
     };
 }
 
-fn plain(name: &'static str, text: &'static str) -> Source {
-    Source { name, text, defines: Vec::new() }
-}
-
 pub(super) fn rows() -> Source {
-    plain("rows", text!("rows"))
+    source!("rows/kernel")
 }
 
 pub(super) fn embedding() -> Source {
-    plain("embedding", text!("embedding"))
+    source!("embedding/kernel")
 }
 
 pub(super) fn swiglu() -> Source {
-    plain("swiglu", text!("swiglu"))
+    source!("swiglu/kernel")
 }
 
 pub(super) fn head() -> Source {
-    plain("head", text!("head"))
+    source!("head/kernel")
 }
 
 pub(super) fn adamw() -> Source {
-    plain("adamw", text!("adamw"))
+    source!("adamw/kernel")
 }
 
-/// `per`: vectors of 8 a thread holds of a row.
-pub(super) fn rmsnorm(per: usize) -> Source {
-    Source { name: "rmsnorm", text: text!("rmsnorm"), defines: vec![format!("PER={per}")] }
+/// `lanes` threads hold a row, `per` vectors of 8 each.
+pub(super) fn rmsnorm(lanes: usize, per: usize) -> Source {
+    source!("rmsnorm/kernel", format!("LANES={lanes}"), format!("PER={per}"))
+}
+
+/// Threads that share a head, 8 elements each.
+pub(super) fn lanes_of_head(heads: Heads) -> usize {
+    (heads.dim / 8).next_power_of_two()
 }
 
 pub(super) fn qk_norm_rope(heads: Heads, rotary: usize, style: RopeStyle) -> Source {
     let interleaved = u8::from(style == RopeStyle::Interleaved);
-    Source {
-        name: "qk_norm_rope",
-        text: text!("qk_norm_rope"),
-        defines: vec![format!("DIM={}", heads.dim), format!("ROT={rotary}"), format!("INTERLEAVED={interleaved}")],
-    }
+    source!(
+        "qk_norm_rope/kernel",
+        format!("DIM={}", heads.dim),
+        format!("ROT={rotary}"),
+        format!("INTERLEAVED={interleaved}"),
+        format!("LANES={}", lanes_of_head(heads)),
+    )
 }
 
 pub(super) fn attention(heads: Heads) -> Source {
-    Source { name: "attention", text: text!("attention"), defines: vec![format!("DIM={}", heads.dim)] }
+    source!("attention/kernel", format!("DIM={}", heads.dim))
 }
 
-/// Head widths that [`tensor_core_attention`] is written for; others take the scalar kernels.
+/// Head widths that the tensor-core kernels are written for; others take the scalar ones.
 pub(super) fn has_tensor_core_attention(heads: Heads) -> bool {
     matches!(heads.dim, 64 | 128)
 }
 
 pub(super) fn tensor_core_attention(heads: Heads) -> Source {
-    Source {
-        name: "tensor_core_attention",
-        text: include_str!("../attention/tensor_core.cu"),
-        defines: vec![format!("DIM={}", heads.dim)],
-    }
+    source!("attention/tensor_core", format!("DIM={}", heads.dim))
+}
+
+pub(super) fn hopper_attention(heads: Heads) -> Source {
+    source!("attention/hopper", format!("DIM={}", heads.dim))
 }
 
 pub(super) fn paged_attention(heads: Heads) -> Source {
-    Source {
-        name: "paged_attention",
-        text: text!("paged_attention"),
-        defines: vec![format!("DIM={}", heads.dim), format!("BLOCK={BLOCK_TOKENS}")],
-    }
+    source!("paged_attention/kernel", format!("DIM={}", heads.dim), format!("BLOCK={BLOCK_TOKENS}"))
 }
 
-/// Every file in the specialisations of head widths 64 and 128, for the compile gate.
-pub fn all() -> Vec<Source> {
-    let mut sources = vec![rows(), embedding(), swiglu(), head(), adamw(), rmsnorm(1), rmsnorm(2), rmsnorm(4)];
+/// Every file for an architecture, in the specialisations of head widths 64 and 128: what the compile gate compiles.
+pub fn all(arch: &str) -> Vec<Source> {
+    let mut sources = vec![rows(), embedding(), swiglu(), head(), adamw()];
+    sources.extend([(32, 2), (64, 2), (256, 2), (512, 4)].map(|(lanes, per)| rmsnorm(lanes, per)));
     for dim in [64, 128] {
         let heads = Heads { query: 8, kv: 2, dim };
-        sources.push(attention(heads));
-        sources.push(tensor_core_attention(heads));
-        sources.push(paged_attention(heads));
+        sources.extend([attention(heads), tensor_core_attention(heads), paged_attention(heads)]);
+        if arch == "sm_90a" {
+            sources.push(hopper_attention(heads));
+        }
         for style in [RopeStyle::Half, RopeStyle::Interleaved] {
             sources.push(qk_norm_rope(heads, dim, style));
             sources.push(qk_norm_rope(heads, dim / 2, style));

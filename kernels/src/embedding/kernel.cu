@@ -1,10 +1,7 @@
-extern "C" __global__ void embed(const u16* table, const u32* ids, u16* y, i64 n, int cols) {
-  for (i64 i = blockIdx.x * (i64)blockDim.x + threadIdx.x; i < n; i += (i64)gridDim.x * blockDim.x) {
-    int chunks = cols / 8;
-    i64 row = i / chunks;
-    int c = (int)(i % chunks) * 8;
-    store8(y + row * cols + c, load8(table + (i64)ids[row] * cols + c));
-  }
+// A block a token.
+extern "C" __global__ void embed(const u16* table, const u32* ids, u16* y, int cols) {
+  i64 row = blockIdx.x, from = ids[row];
+  for (int c = threadIdx.x * 8; c < cols; c += blockDim.x * 8) store8(y + row * cols + c, load8(table + from * cols + c));
 }
 
 // One block a distinct id; its rows are added in the order they stand in the batch, so there is no atomic and no

@@ -1,65 +1,75 @@
-// One block a row of fp32 logits. out[row] = (logprob, entropy, lse, 0).
-extern "C" __global__ void token_stats(const float* z, const u32* target, float* out, i64 stride, int vocab, float inv_t) {
+// One block a row of fp32 logits, read in fours where the row's width allows.
+struct Online { float m, sum, e1; };  // largest u, sum of exp(u - m), sum of exp(u - m) u
+
+__device__ __forceinline__ void add4(Online& o, float4 z, float inv_t) {
+  float a = z.x * inv_t, b = z.y * inv_t, c = z.z * inv_t, d = z.w * inv_t;
+  float m = fmaxf(fmaxf(fmaxf(a, b), fmaxf(c, d)), o.m);
+  float k = __expf(o.m - m), ea = __expf(a - m), eb = __expf(b - m), ec = __expf(c - m), ed = __expf(d - m);
+  o.sum = o.sum * k + ((ea + eb) + (ec + ed));
+  o.e1 = o.e1 * k + ((ea * a + eb * b) + (ec * c + ed * d));
+  o.m = m;
+}
+__device__ __forceinline__ void add1(Online& o, float u) {
+  float m = fmaxf(u, o.m), k = __expf(o.m - m), e = __expf(u - m);
+  o.sum = o.sum * k + e;
+  o.e1 = o.e1 * k + e * u;
+  o.m = m;
+}
+
+// out[row] = (logprob, entropy, lse, 0).
+extern "C" __global__ void __launch_bounds__(512)
+token_stats(const float* z, const u32* target, float* out, i64 stride, int vocab, float inv_t) {
   const float* row = z + blockIdx.x * stride;
-  float m = -INF, sum = 0.f, e1 = 0.f;
-  for (int v = threadIdx.x; v < vocab; v += blockDim.x) {
-    float u = row[v] * inv_t;
-    if (u > m) {
-      float k = __expf(m - u);
-      sum *= k;
-      e1 *= k;
-      m = u;
-    }
-    float p = __expf(u - m);
-    sum += p;
-    e1 += p * u;
-  }
-  __shared__ float sm[32], ss[32], se[32];
+  Online o{-3.0e38f, 0.f, 0.f};
+  int fours = stride % 4 == 0 ? vocab / 4 : 0;
+#pragma unroll 4
+  for (int v = threadIdx.x; v < fours; v += 512) add4(o, reinterpret_cast<const float4*>(row)[v], inv_t);
+  for (int v = fours * 4 + threadIdx.x; v < vocab; v += 512) add1(o, row[v] * inv_t);
+  __shared__ float sm[16], ss[16], se[16];
   int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-  float wm = warp_max(m);
-  float k = m == -INF ? 0.f : __expf(m - wm);
-  float ws = warp_sum(sum * k), we = warp_sum(e1 * k);
-  if (lane == 0) { sm[warp] = wm; ss[warp] = ws; se[warp] = we; }
+  float m = warp_max(o.m), k = __expf(o.m - m);
+  float s = warp_sum(o.sum * k), e = warp_sum(o.e1 * k);
+  if (lane == 0) { sm[warp] = m; ss[warp] = s; se[warp] = e; }
   __syncthreads();
   if (warp == 0) {
-    bool live = lane < blockDim.x / 32;
-    m = live ? sm[lane] : -INF;
-    wm = warp_max(m);
-    k = m == -INF ? 0.f : __expf(m - wm);
-    ws = warp_sum(live ? ss[lane] * k : 0.f);
-    we = warp_sum(live ? se[lane] * k : 0.f);
+    bool live = lane < 16;
+    float a = live ? sm[lane] : -3.0e38f;
+    m = warp_max(a);
+    k = __expf(a - m);
+    s = warp_sum(live ? ss[lane] * k : 0.f);
+    e = warp_sum(live ? se[lane] * k : 0.f);
     if (lane == 0) {
-      float lse = wm + logf(ws);
-      float* o = out + (i64)blockIdx.x * 4;
-      o[0] = row[target[blockIdx.x]] * inv_t - lse;
-      o[1] = lse - we / ws;
-      o[2] = lse;
-      o[3] = 0.f;
+      float lse = m + logf(s);
+      float* to = out + (i64)blockIdx.x * 4;
+      to[0] = row[target[blockIdx.x]] * inv_t - lse;
+      to[1] = lse - e / s;
+      to[2] = lse;
+      to[3] = 0.f;
     }
   }
 }
 
 // dz = (a (1[v = y] - p) + b p (E1 - u)) / temperature; columns from `vocab` to `stride` get 0.
-extern "C" __global__ void logits_backward(const float* z, const u32* target, const float* stats, const float* a, const float* b,
-                                           u16* dz, i64 stride, int vocab, float inv_t) {
+extern "C" __global__ void __launch_bounds__(512)
+logits_backward(const float* z, const u32* target, const float* stats, const float* a, const float* b, u16* dz, i64 stride,
+                int vocab, float inv_t) {
   i64 base = blockIdx.x * stride;
   float ra = a[blockIdx.x] * inv_t, rb = b[blockIdx.x] * inv_t;
   float entropy = stats[(i64)blockIdx.x * 4 + 1], lse = stats[(i64)blockIdx.x * 4 + 2];
   float e1 = lse - entropy;
   int y = (int)target[blockIdx.x];
-  for (int v = threadIdx.x * 2; v < stride; v += blockDim.x * 2) {
-    float d[2];
-#pragma unroll
-    for (int j = 0; j < 2; j++) {
-      int col = v + j;
-      float u = col < vocab ? z[base + col] * inv_t : 0.f;
-      float p = __expf(u - lse);
-      d[j] = col < vocab ? ra * ((col == y ? 1.f : 0.f) - p) + rb * p * (e1 - u) : 0.f;
-    }
-    if (v + 1 < stride && stride % 2 == 0) *reinterpret_cast<u32*>(dz + base + v) = pack2(d[0], d[1]);
-    else {
-      dz[base + v] = to_bf(d[0]);
-      if (v + 1 < stride) dz[base + v + 1] = to_bf(d[1]);
-    }
+  auto one = [&](float zv, int v) {
+    float u = zv * inv_t, p = __expf(u - lse);
+    return v < vocab ? ra * ((v == y ? 1.f : 0.f) - p) + rb * p * (e1 - u) : 0.f;
+  };
+  int eights = stride % 8 == 0 ? (int)(stride / 8) : 0;
+#pragma unroll 2
+  for (int i = threadIdx.x; i < eights; i += 512) {
+    float4 f = reinterpret_cast<const float4*>(z + base)[2 * i], g = reinterpret_cast<const float4*>(z + base)[2 * i + 1];
+    int v = 8 * i;
+    float d[8] = {one(f.x, v),     one(f.y, v + 1), one(f.z, v + 2), one(f.w, v + 3),
+                  one(g.x, v + 4), one(g.y, v + 5), one(g.z, v + 6), one(g.w, v + 7)};
+    store8(dz + base + v, pack8(d));
   }
+  for (int v = eights * 8 + threadIdx.x; v < stride; v += 512) dz[base + v] = to_bf(v < vocab ? one(z[base + v], v) : 0.f);
 }

@@ -1,20 +1,12 @@
-// Rows moved and added. Vectors of 8 where `cols` allows; grid-stride over 8-element chunks.
-extern "C" __global__ void gather_rows(const u16* x, const u32* rows, u16* y, i64 n, int cols) {
-  for (i64 i = blockIdx.x * (i64)blockDim.x + threadIdx.x; i < n; i += (i64)gridDim.x * blockDim.x) {
-    int chunks = cols / 8;
-    i64 row = i / chunks;
-    int c = (int)(i % chunks) * 8;
-    store8(y + row * cols + c, load8(x + (i64)rows[row] * cols + c));
-  }
+// Rows moved and added, a block a row, in vectors of 8; column sums in a fixed order.
+extern "C" __global__ void gather_rows(const u16* x, const u32* rows, u16* y, int cols) {
+  i64 row = blockIdx.x, from = rows[row];
+  for (int c = threadIdx.x * 8; c < cols; c += blockDim.x * 8) store8(y + row * cols + c, load8(x + from * cols + c));
 }
 
-extern "C" __global__ void scatter_rows(const u16* x, const u32* rows, u16* y, i64 n, int cols) {
-  for (i64 i = blockIdx.x * (i64)blockDim.x + threadIdx.x; i < n; i += (i64)gridDim.x * blockDim.x) {
-    int chunks = cols / 8;
-    i64 row = i / chunks;
-    int c = (int)(i % chunks) * 8;
-    store8(y + (i64)rows[row] * cols + c, load8(x + row * cols + c));
-  }
+extern "C" __global__ void scatter_rows(const u16* x, const u32* rows, u16* y, int cols) {
+  i64 row = blockIdx.x, to = rows[row];
+  for (int c = threadIdx.x * 8; c < cols; c += blockDim.x * 8) store8(y + to * cols + c, load8(x + row * cols + c));
 }
 
 extern "C" __global__ void add(const u16* x, const u16* y, u16* z, i64 n) {
@@ -28,14 +20,15 @@ extern "C" __global__ void add(const u16* x, const u16* y, u16* z, i64 n) {
   }
 }
 
-extern "C" __global__ void add_bias(const u16* x, const u16* bias, u16* z, i64 n, int cols) {
-  for (i64 i = blockIdx.x * (i64)blockDim.x + threadIdx.x; i < n; i += (i64)gridDim.x * blockDim.x) {
+extern "C" __global__ void add_bias(const u16* x, const u16* bias, u16* z, int cols) {
+  i64 base = (i64)blockIdx.x * cols;
+  for (int c = threadIdx.x * 8; c < cols; c += blockDim.x * 8) {
     float a[8], b[8];
-    unpack8(load8(x + 8 * i), a);
-    unpack8(load8(bias + 8 * (i % (cols / 8))), b);
+    unpack8(load8(x + base + c), a);
+    unpack8(load8(bias + c), b);
 #pragma unroll
     for (int j = 0; j < 8; j++) a[j] += b[j];
-    store8(z + 8 * i, pack8(a));
+    store8(z + base + c, pack8(a));
   }
 }
 
@@ -57,20 +50,33 @@ extern "C" __global__ void column_sum_part(const u16* x, float* part, int rows, 
   }
 }
 
-extern "C" __global__ void add_parts(const float* part, float* out, int parts, int cols) {
-  int c = blockIdx.x * blockDim.x + threadIdx.x;
-  if (c >= cols) return;
+// out += the parts: 32 columns a block, each by 32 threads that take every 32nd part and are then added in order. `stride`
+// is the width of a part, of which the first `cols` count.
+extern "C" __global__ void add_parts(const float* part, float* out, int parts, int cols, int stride) {
+  __shared__ float s[32][33];
+  int lane = threadIdx.x & 31, c = blockIdx.x * 32 + lane, k = threadIdx.x >> 5;
   float t = 0.f;
-  for (int p = 0; p < parts; p++) t += part[(i64)p * cols + c];
-  out[c] += t;
+  if (c < cols)
+    for (int p = k; p < parts; p += 32) t += part[(i64)p * stride + c];
+  s[k][lane] = t;
+  __syncthreads();
+  if (k == 0 && c < cols) {
+    t = 0.f;
+#pragma unroll
+    for (int i = 0; i < 32; i++) t += s[i][lane];
+    out[c] += t;
+  }
 }
 
 extern "C" __global__ void sum_squares_part(const float* x, double* part, i64 n) {
   double acc = 0.0;
-  for (i64 i = blockIdx.x * (i64)blockDim.x + threadIdx.x; i < n; i += (i64)gridDim.x * blockDim.x) {
-    double v = x[i];
-    acc += v * v;
+  i64 start = blockIdx.x * (i64)blockDim.x + threadIdx.x, stride = (i64)gridDim.x * blockDim.x;
+#pragma unroll 4
+  for (i64 i = start; i < n / 4; i += stride) {
+    float4 v = reinterpret_cast<const float4*>(x)[i];
+    acc += (double)v.x * v.x + (double)v.y * v.y + (double)v.z * v.z + (double)v.w * v.w;
   }
+  for (i64 i = n / 4 * 4 + start; i < n; i += stride) acc += (double)x[i] * x[i];
   __shared__ double s[256];
   s[threadIdx.x] = acc;
   __syncthreads();

@@ -1,0 +1,712 @@
+// Causal attention of packed sequences on Hopper: wgmma fed by the bulk tensor copy engine (sm_90a).
+//
+// A block is one producer warpgroup, of which one thread issues copies, and two consumer warpgroups of 64 rows each. What a
+// consumer accumulates stays in its registers, nothing is added by atomics: the backward is two kernels (rows of dQ; rows of
+// dK and dV), 7 products instead of 5, for a bitwise repeatable answer.
+//
+// Tiles in shared memory are halves of 64 columns, [half][row][128 bytes], swizzled by 128 bytes as the copy engine writes
+// them and wgmma reads them. Rows past a sequence's end are the next sequence's (or zeros past the last): finite, and
+// masked by causality or by a statistic of +inf.
+#ifndef DIM
+#define DIM 128
+#endif
+#define ROWS 128            // rows of the tile a block owns
+#define HALVES (DIM / 64)
+#define ROW_BYTES (DIM * 2)
+#define LOG2E 1.4426950408889634f
+#ifndef KEYS
+#define KEYS 128            // keys of a step, forward
+#endif
+#ifndef PINGPONG
+#define PINGPONG 1          // the two warpgroups take turns at issuing products, forward
+#endif
+#ifndef STAGES
+#define STAGES 2            // steps in flight, forward
+#endif
+#define WALK 64             // rows of a step, backward
+#ifndef DEPTH
+#define DEPTH 3             // steps in flight, backward: one is held for the product that trails
+#endif
+
+struct Tile { int start, length, row, padded; };
+struct alignas(64) TensorMap { u64 words[16]; };
+
+// ---- barriers, copies, descriptors ----
+
+__device__ __forceinline__ void barrier_init(u32 bar, u32 count) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(count) : "memory");
+}
+__device__ __forceinline__ void expect(u32 bar, u32 bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void arrive(u32 bar) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
+}
+__device__ __forceinline__ void wait(u32 bar, u32 parity) {
+  asm volatile(
+      "{\n.reg .pred p;\nAGAIN:\nmbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n@p bra DONE;\nbra AGAIN;\nDONE:\n}"
+      ::"r"(bar), "r"(parity) : "memory");
+}
+__device__ __forceinline__ void copy_box(u32 to, const TensorMap* map, int column, int row, u32 bar) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];"
+      ::"r"(to), "l"((u64)map), "r"(column), "r"(row), "r"(bar) : "memory");
+}
+// COUNT rows of DIM columns from (column, row) of a matrix; the map's box is 64 x 64.
+template <int COUNT>
+__device__ __forceinline__ void copy_tile(u32 to, const TensorMap* map, int column, int row, u32 bar) {
+#pragma unroll
+  for (int half = 0; half < HALVES; half++)
+#pragma unroll
+    for (int r = 0; r < COUNT; r += 64)
+      copy_box(to + (half * COUNT + r) * 128, map, column + 64 * half, row + r, bar);
+}
+__device__ __forceinline__ void copy_line(u32 to, const void* from, u32 bytes, u32 bar) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+               ::"r"(to), "l"(from), "r"(bytes), "r"(bar) : "memory");
+}
+
+// What wgmma reads: 128-byte swizzle; `group` bytes between 64-column groups of a transposed operand; 8 rows are 1024 bytes.
+__device__ __forceinline__ u64 descriptor(u32 address, u32 group) {
+  return ((u64)1 << 62) | ((u64)(1024 >> 4) << 32) | ((u64)((group >> 4) & 0x3fff) << 16) | ((address >> 4) & 0x3fff);
+}
+__device__ __forceinline__ void fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int N> __device__ __forceinline__ void wait_products() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
+}
+// The compiler must not move uses of accumulators across a wait.
+template <int N> __device__ __forceinline__ void pin(float (&d)[N]) {
+#pragma unroll
+  for (int i = 0; i < N; i++) asm volatile("" : "+f"(d[i])::"memory");
+}
+template <int N> __device__ __forceinline__ void pin(u32 (&d)[N]) {
+#pragma unroll
+  for (int i = 0; i < N; i++) asm volatile("" : "+r"(d[i])::"memory");
+}
+template <int N> __device__ __forceinline__ void fewer_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N)); }
+template <int N> __device__ __forceinline__ void more_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N)); }
+
+__device__ __forceinline__ float exp2_fast(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// d[64, N] (+)= A B: A 64 rows from shared memory or registers, B from shared memory; TRANSPOSE if B's rows are the inner
+// dimension. Fragments: a thread holds columns 8 j + 2 (lane % 4) + {0, 1} of rows lane / 4 and lane / 4 + 8 of its warp.
+template <int TRANSPOSE>
+__device__ __forceinline__ void wgmma(float (&d)[32], u64 a, u64 b, int keep) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+      "}, %32, %33, p, 1, 1, 0, %35;\n}"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+        "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+        "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+      : "l"(a), "l"(b), "r"(keep), "n"(TRANSPOSE));
+}
+
+template <int TRANSPOSE>
+__device__ __forceinline__ void wgmma(float (&d)[32], const u32* a, u64 b, int keep) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+      "}, {%32, %33, %34, %35}, %36, p, 1, 1, %38;\n}"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+        "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+        "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(keep), "n"(TRANSPOSE));
+}
+
+template <int TRANSPOSE>
+__device__ __forceinline__ void wgmma(float (&d)[64], u64 a, u64 b, int keep) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+      "}, %64, %65, p, 1, 1, 0, %67;\n}"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+        "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+        "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
+        "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
+        "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
+        "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
+        "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
+      : "l"(a), "l"(b), "r"(keep), "n"(TRANSPOSE));
+}
+
+template <int TRANSPOSE>
+__device__ __forceinline__ void wgmma(float (&d)[64], const u32* a, u64 b, int keep) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+      "}, {%64, %65, %66, %67}, %68, p, 1, 1, %70;\n}"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+        "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+        "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
+        "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
+        "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
+        "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
+        "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(keep), "n"(TRANSPOSE));
+}
+
+// d[64, N] = A B^T over DIM: A is 64 rows at `a` of a tile of A_ROWS rows, B the N rows of a tile of N rows.
+template <int A_ROWS, int N>
+__device__ __forceinline__ void product(float (&d)[N / 2], u32 a, u32 b) {
+#pragma unroll
+  for (int k = 0; k < DIM / 16; k++)
+    wgmma<0>(d, descriptor(a + (k / 4) * A_ROWS * 128 + (k % 4) * 32, 16), descriptor(b + (k / 4) * N * 128 + (k % 4) * 32, 16),
+             k != 0);
+}
+// acc[64, DIM] += P B: P is 64 x N in registers (bf16 pairs), B the N rows of a tile of N rows.
+template <int N>
+__device__ __forceinline__ void accumulate(float (&acc)[DIM / 2], const u32 (&p)[N / 4], u32 b) {
+#pragma unroll
+  for (int k = 0; k < N / 16; k++) wgmma<1>(acc, p + 4 * k, descriptor(b + k * 2048, N * 128), 1);
+}
+// Accumulators to the bf16 pairs of a left operand.
+template <int N>
+__device__ __forceinline__ void to_operand(u32 (&p)[N / 2], const float (&s)[N]) {
+#pragma unroll
+  for (int i = 0; i < N / 2; i++) p[i] = pack2(s[2 * i], s[2 * i + 1]);
+}
+
+// Rows `row` and `row + 8` of a warp's accumulator, scaled, to bf16 in memory: four lanes exchange their pairs so that each
+// writes 16 bytes.
+__device__ __forceinline__ void put(float (&acc)[DIM / 2], u16* base, i64 stride, int row, int end, float s0, float s1) {
+  int q = threadIdx.x & 3;
+#pragma unroll
+  for (int r = 0; r < 2; r++) {
+    float s = r ? s1 : s0;
+#pragma unroll
+    for (int g = 0; g < DIM / 32; g++) {
+      u32 v[4];
+#pragma unroll
+      for (int j = 0; j < 4; j++) v[j] = pack2(acc[4 * (4 * g + j) + 2 * r] * s, acc[4 * (4 * g + j) + 2 * r + 1] * s);
+#pragma unroll
+      for (int j = 0; j < 4; j += 2) {
+        u32 x = __shfl_xor_sync(0xffffffffu, q & 1 ? v[j] : v[j + 1], 1);
+        if (q & 1) v[j] = x; else v[j + 1] = x;
+      }
+#pragma unroll
+      for (int j = 0; j < 2; j++) {
+        u32 x = __shfl_xor_sync(0xffffffffu, q & 2 ? v[j] : v[j + 2], 2);
+        if (q & 2) v[j] = x; else v[j + 2] = x;
+      }
+      if (row + 8 * r < end)
+        store8(base + (row + 8 * r) * stride + 32 * g + 8 * q, Vec8{{v[0], v[1], v[2], v[3]}});
+    }
+  }
+}
+
+__device__ __forceinline__ float quad_max(float v) {
+  v = fmaxf(v, __shfl_xor_sync(0xffffffffu, v, 1));
+  return fmaxf(v, __shfl_xor_sync(0xffffffffu, v, 2));
+}
+__device__ __forceinline__ float quad_sum(float v) {
+  v += __shfl_xor_sync(0xffffffffu, v, 1);
+  return v + __shfl_xor_sync(0xffffffffu, v, 2);
+}
+
+// Shared memory: barriers in the first 1024 bytes, tiles after them.
+extern __shared__ __align__(1024) u8 memory[];
+__device__ __forceinline__ u32 shared_base() { return ((u32)__cvta_generic_to_shared(memory) + 1023) & ~1023u; }
+
+// Place in a ring of N buffers, and the parity of its barriers.
+template <int N> struct Ring {
+  int stage = 0;
+  u32 parity = 0;
+  __device__ __forceinline__ void next() {
+    if (++stage == N) { stage = 0; parity ^= 1; }
+  }
+};
+template <bool B> struct Flag { static constexpr bool value = B; };
+
+// ---- forward ----
+
+// Item i of a block: bands of gridDim items, every other band backwards, so that blocks get even shares of a list that
+// falls in cost.
+__device__ __forceinline__ int item(int band, int items) {
+  int i = band * gridDim.x + ((band & 1) ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
+  return i < items ? i : -1;
+}
+
+// Online softmax of one step in place; returns what the accumulators are to be multiplied by.
+template <bool MASK>
+__device__ __forceinline__ void softmax(float (&s)[KEYS / 2], float& m0, float& m1, float& l0, float& l1, float& c0, float& c1,
+                                        float factor, int row, int first) {
+  int lane = threadIdx.x & 31;
+  if (MASK) {
+#pragma unroll
+    for (int i = 0; i < KEYS / 2; i++) {
+      int key = first + 8 * (i / 4) + 2 * (lane & 3) + (i & 1);
+      if (key > row + 8 * ((i >> 1) & 1)) s[i] = -INF;
+    }
+  }
+  float a0 = m0, a1 = m1;
+#pragma unroll
+  for (int i = 0; i < KEYS / 2; i += 4) {
+    a0 = fmaxf(a0, fmaxf(s[i], s[i + 1]));
+    a1 = fmaxf(a1, fmaxf(s[i + 2], s[i + 3]));
+  }
+  a0 = quad_max(a0);
+  a1 = quad_max(a1);
+  float b0 = a0 * factor, b1 = a1 * factor;  // finite: the first step holds the row's own key
+  c0 = exp2_fast(m0 * factor - b0);
+  c1 = exp2_fast(m1 * factor - b1);
+  m0 = a0;
+  m1 = a1;
+  float t0 = 0.f, t1 = 0.f;
+#pragma unroll
+  for (int i = 0; i < KEYS / 2; i += 4) {
+    s[i] = exp2_fast(s[i] * factor - b0);
+    s[i + 1] = exp2_fast(s[i + 1] * factor - b0);
+    s[i + 2] = exp2_fast(s[i + 2] * factor - b1);
+    s[i + 3] = exp2_fast(s[i + 3] * factor - b1);
+    t0 += s[i] + s[i + 1];
+    t1 += s[i + 2] + s[i + 3];
+  }
+  l0 = l0 * c0 + t0;
+  l1 = l1 * c1 + t1;
+}
+
+// o: [tokens, nq DIM], lse: [nq, tokens]. Blocks walk over (tile, head) items; the keys of a tile from its last to the first.
+extern "C" __global__ void __launch_bounds__(384, 1)
+hopper_forward(const __grid_constant__ TensorMap qkv, const Tile* tiles, u16* o, float* lse, int num_tiles, int tokens, int nq,
+               int nkv, float scale) {
+  u32 bars = shared_base();
+  u32 q_full = bars, q_free = bars + 8, k_full = bars + 16, k_free = k_full + 8 * STAGES, v_full = k_free + 8 * STAGES,
+      v_free = v_full + 8 * STAGES;
+  u32 q = bars + 1024, k = q + ROWS * ROW_BYTES, v = k + STAGES * KEYS * ROW_BYTES;
+  int group = threadIdx.x >> 7;
+  if (threadIdx.x == 0) {
+    barrier_init(q_full, 1);
+    barrier_init(q_free, 8);
+    for (int i = 0; i < STAGES; i++) {
+      barrier_init(k_full + 8 * i, 1);
+      barrier_init(v_full + 8 * i, 1);
+      barrier_init(k_free + 8 * i, 8);
+      barrier_init(v_free + 8 * i, 8);
+    }
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  }
+  __syncthreads();
+  int items = num_tiles * nq;
+
+  if (group == 0) {
+    fewer_registers<24>();
+    if (threadIdx.x == 0) {
+      Ring<STAGES> ring;
+      u32 turn = 0;
+      for (int band = 0;; band++) {
+        int i = item(band, items);
+        if (i < 0) break;
+        Tile tile = tiles[i / nq];
+        int h = i % nq, g = h / (nq / nkv);
+        wait(q_free, turn ^ 1);
+        expect(q_full, ROWS * ROW_BYTES);
+        copy_tile<ROWS>(q, &qkv, h * DIM, tile.start + tile.row, q_full);
+        turn ^= 1;
+        for (int n = tile.row / KEYS + (ROWS > KEYS ? ROWS / KEYS - 1 : 0); n >= 0; n--) {
+          u32 at = ring.stage * KEYS * ROW_BYTES;
+          wait(k_free + 8 * ring.stage, ring.parity ^ 1);
+          expect(k_full + 8 * ring.stage, KEYS * ROW_BYTES);
+          copy_tile<KEYS>(k + at, &qkv, (nq + g) * DIM, tile.start + n * KEYS, k_full + 8 * ring.stage);
+          wait(v_free + 8 * ring.stage, ring.parity ^ 1);
+          expect(v_full + 8 * ring.stage, KEYS * ROW_BYTES);
+          copy_tile<KEYS>(v + at, &qkv, (nq + nkv + g) * DIM, tile.start + n * KEYS, v_full + 8 * ring.stage);
+          ring.next();
+        }
+      }
+    }
+  } else {
+    more_registers<240>();
+    int wg = group - 1, lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) & 3;
+    float factor = scale * LOG2E;
+    Ring<STAGES> kr, vr;
+    u32 turn = 0;
+#if PINGPONG
+    if (wg == 1) asm volatile("bar.arrive 1, 256;" ::: "memory");
+#endif
+    auto my_turn = [&]() {
+#if PINGPONG
+      if (wg == 0) asm volatile("bar.sync 1, 256;" ::: "memory"); else asm volatile("bar.sync 2, 256;" ::: "memory");
+#endif
+    };
+    auto your_turn = [&]() {
+#if PINGPONG
+      if (wg == 0) asm volatile("bar.arrive 2, 256;" ::: "memory"); else asm volatile("bar.arrive 1, 256;" ::: "memory");
+#endif
+    };
+    for (int band = 0;; band++) {
+      int i = item(band, items);
+      if (i < 0) break;
+      Tile tile = tiles[i / nq];
+      int h = i % nq;
+      int row = tile.row + 64 * wg + 16 * warp + (lane >> 2);  // and row + 8
+      float acc[DIM / 2], s[KEYS / 2];
+      u32 p[KEYS / 4];
+#pragma unroll
+      for (int j = 0; j < DIM / 2; j++) acc[j] = 0.f;
+      float m0 = -INF, m1 = -INF, l0 = 0.f, l1 = 0.f, c0, c1;
+      u32 mine = q + wg * 64 * 128;
+      int n = tile.row / KEYS;
+
+      wait(q_full, turn);
+      wait(k_full + 8 * kr.stage, kr.parity);
+      my_turn();
+      pin(s);
+      fence();
+      product<ROWS, KEYS>(s, mine, k + kr.stage * KEYS * ROW_BYTES);
+      commit();
+      your_turn();
+      wait_products<0>();
+      pin(s);
+      if (lane == 0) arrive(k_free + 8 * kr.stage);
+      kr.next();
+      softmax<true>(s, m0, m1, l0, l1, c0, c1, factor, row, n * KEYS);
+      to_operand(p, s);
+      for (n--; n >= 0; n--) {
+        wait(k_full + 8 * kr.stage, kr.parity);
+        my_turn();
+        pin(s);
+        pin(p);
+        pin(acc);
+        fence();
+        product<ROWS, KEYS>(s, mine, k + kr.stage * KEYS * ROW_BYTES);
+        commit();
+        wait(v_full + 8 * vr.stage, vr.parity);
+        accumulate<KEYS>(acc, p, v + vr.stage * KEYS * ROW_BYTES);
+        commit();
+        your_turn();
+        wait_products<1>();
+        pin(s);
+        if (lane == 0) arrive(k_free + 8 * kr.stage);
+        kr.next();
+        softmax<false>(s, m0, m1, l0, l1, c0, c1, factor, row, n * KEYS);
+        wait_products<0>();
+        pin(acc);
+        pin(p);
+        if (lane == 0) arrive(v_free + 8 * vr.stage);
+        vr.next();
+#pragma unroll
+        for (int j = 0; j < DIM / 2; j += 4) {
+          acc[j] *= c0;
+          acc[j + 1] *= c0;
+          acc[j + 2] *= c1;
+          acc[j + 3] *= c1;
+        }
+        to_operand(p, s);
+      }
+      if (lane == 0) arrive(q_free);
+      turn ^= 1;
+      wait(v_full + 8 * vr.stage, vr.parity);
+      pin(p);
+      pin(acc);
+      fence();
+      accumulate<KEYS>(acc, p, v + vr.stage * KEYS * ROW_BYTES);
+      commit();
+      wait_products<0>();
+      pin(acc);
+      if (lane == 0) arrive(v_free + 8 * vr.stage);
+      vr.next();
+      l0 = quad_sum(l0);
+      l1 = quad_sum(l1);
+      put(acc, o + (i64)tile.start * nq * DIM + h * DIM, (i64)nq * DIM, row, tile.length, 1.f / l0, 1.f / l1);
+      if ((lane & 3) == 0) {
+        float* out = lse + (i64)h * tokens + tile.start;
+        if (row < tile.length) out[row] = m0 * scale + logf(l0);
+        if (row + 8 < tile.length) out[row + 8] = m1 * scale + logf(l1);
+      }
+    }
+#if PINGPONG
+    if (wg == 0) asm volatile("bar.sync 1, 256;" ::: "memory");  // the last arrival finds its partner
+#endif
+  }
+}
+
+// ---- backward ----
+
+// stats[h]: [2][padded]: lse log2(e) and D = <dO, O>, each tile's rows at its padded place; +inf and 0 past a sequence's
+// end, so that those rows get no probability.
+extern "C" __global__ void hopper_stats(const u16* dout, const u16* o, const float* lse, const Tile* tiles, float* stats,
+                                        int tokens, int padded, int nq) {
+  Tile tile = tiles[blockIdx.x];
+  int h = blockIdx.y, part = threadIdx.x % (DIM / 8);
+  float* out = stats + (i64)h * 2 * padded + tile.padded + tile.row;
+#pragma unroll
+  for (int r = threadIdx.x / (DIM / 8); r < ROWS; r += 256 / (DIM / 8)) {
+    bool real = tile.row + r < tile.length;
+    float sum = 0.f;
+    if (real) {
+      i64 at = ((i64)(tile.start + tile.row + r) * nq + h) * DIM + part * 8;
+      float a[8], b[8];
+      unpack8(load8(dout + at), a);
+      unpack8(load8(o + at), b);
+#pragma unroll
+      for (int j = 0; j < 8; j++) sum += a[j] * b[j];
+    }
+#pragma unroll
+    for (int offset = DIM / 16; offset; offset >>= 1) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
+    if (part == 0) {
+      out[r] = real ? lse[(i64)h * tokens + tile.start + tile.row + r] * LOG2E : INF;
+      out[padded + r] = sum;
+    }
+  }
+}
+
+// dK and dV: a block owns ROWS keys of one kv head and walks over the queries that see them, head after head of the group.
+extern "C" __global__ void __launch_bounds__(384, 1)
+hopper_dkv(const __grid_constant__ TensorMap qkv, const __grid_constant__ TensorMap dout, const float* stats, const Tile* tiles,
+           u16* dqkv, int padded, int nq, int nkv, float scale) {
+  u32 bars = shared_base();
+  u32 kv_full = bars, full = bars + 8, vacant = full + 8 * DEPTH;
+  u32 k = bars + 1024, v = k + ROWS * ROW_BYTES, q = v + ROWS * ROW_BYTES, d = q + DEPTH * WALK * ROW_BYTES,
+      line = d + DEPTH * WALK * ROW_BYTES;  // [stage][lse, D][WALK]
+  int group = threadIdx.x >> 7;
+  if (threadIdx.x == 0) {
+    barrier_init(kv_full, 1);
+    for (int i = 0; i < DEPTH; i++) {
+      barrier_init(full + 8 * i, 1);
+      barrier_init(vacant + 8 * i, 8);
+    }
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  }
+  __syncthreads();
+  Tile tile = tiles[blockIdx.y];
+  int g = blockIdx.x, heads = nq / nkv;
+  int begin = tile.row / WALK;
+  int per_head = (tile.length + WALK - 1) / WALK - begin;
+
+  if (group == 0) {
+    fewer_registers<24>();
+    if (threadIdx.x == 0) {
+      expect(kv_full, 2 * ROWS * ROW_BYTES);
+      copy_tile<ROWS>(k, &qkv, (nq + g) * DIM, tile.start + tile.row, kv_full);
+      copy_tile<ROWS>(v, &qkv, (nq + nkv + g) * DIM, tile.start + tile.row, kv_full);
+      Ring<DEPTH> ring;
+      for (int h = g * heads; h < (g + 1) * heads; h++)
+        for (int step = 0; step < per_head; step++) {
+          int row = (begin + step) * WALK;
+          u32 bar = full + 8 * ring.stage;
+          wait(vacant + 8 * ring.stage, ring.parity ^ 1);
+          expect(bar, 2 * WALK * ROW_BYTES + 2 * WALK * 4);
+          copy_tile<WALK>(q + ring.stage * WALK * ROW_BYTES, &qkv, h * DIM, tile.start + row, bar);
+          copy_tile<WALK>(d + ring.stage * WALK * ROW_BYTES, &dout, h * DIM, tile.start + row, bar);
+          const float* from = stats + (i64)h * 2 * padded + tile.padded + row;
+          copy_line(line + ring.stage * WALK * 8, from, WALK * 4, bar);
+          copy_line(line + ring.stage * WALK * 8 + WALK * 4, from + padded, WALK * 4, bar);
+          ring.next();
+        }
+    }
+  } else {
+    more_registers<240>();
+    int wg = group - 1, lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) & 3;
+    int row = tile.row + 64 * wg + 16 * warp + (lane >> 2);  // keys row and row + 8
+    float factor = scale * LOG2E;
+    float dk[DIM / 2], dv[DIM / 2], s[WALK / 2], p[WALK / 2];
+    u32 left[WALK / 4], right[WALK / 4];
+#pragma unroll
+    for (int j = 0; j < DIM / 2; j++) dk[j] = dv[j] = 0.f;
+    u32 mine_k = k + wg * 64 * 128, mine_v = v + wg * 64 * 128;
+    const float* lines = reinterpret_cast<const float*>(memory + (line - (u32)__cvta_generic_to_shared(memory)));
+    int in_head = 0;
+    Ring<DEPTH> ring;
+    wait(kv_full, 0);
+    for (int i = per_head * heads; i > 0; i--) {
+      u32 at = ring.stage * WALK * ROW_BYTES;
+      const float* l = lines + ring.stage * WALK * 2 + 2 * (lane & 3);
+      int first = (begin + in_head) * WALK;
+      wait(full + 8 * ring.stage, ring.parity);
+      pin(s);
+      pin(p);
+      fence();
+      product<ROWS, WALK>(s, mine_k, q + at);
+      commit();
+      product<ROWS, WALK>(p, mine_v, d + at);
+      commit();
+      wait_products<1>();  // S
+      pin(s);
+#pragma unroll
+      for (int j = 0; j < WALK / 8; j++) {
+        float2 a = *reinterpret_cast<const float2*>(l + 8 * j);
+        s[4 * j] = exp2_fast(s[4 * j] * factor - a.x);
+        s[4 * j + 1] = exp2_fast(s[4 * j + 1] * factor - a.y);
+        s[4 * j + 2] = exp2_fast(s[4 * j + 2] * factor - a.x);
+        s[4 * j + 3] = exp2_fast(s[4 * j + 3] * factor - a.y);
+      }
+      if (first < tile.row + 64 * wg + 63) {
+#pragma unroll
+        for (int i = 0; i < WALK / 2; i++) {
+          int query = first + 8 * (i / 4) + 2 * (lane & 3) + (i & 1);
+          if (query < row + 8 * ((i >> 1) & 1)) s[i] = 0.f;
+        }
+      }
+      to_operand(left, s);
+      pin(left);
+      pin(dv);
+      fence();
+      accumulate<WALK>(dv, left, d + at);
+      commit();
+      wait_products<1>();  // dP
+      pin(p);
+#pragma unroll
+      for (int j = 0; j < WALK / 8; j++) {
+        float2 a = *reinterpret_cast<const float2*>(l + WALK + 8 * j);
+        p[4 * j] = s[4 * j] * (p[4 * j] - a.x);
+        p[4 * j + 1] = s[4 * j + 1] * (p[4 * j + 1] - a.y);
+        p[4 * j + 2] = s[4 * j + 2] * (p[4 * j + 2] - a.x);
+        p[4 * j + 3] = s[4 * j + 3] * (p[4 * j + 3] - a.y);
+      }
+      to_operand(right, p);
+      pin(right);
+      pin(dk);
+      fence();
+      accumulate<WALK>(dk, right, q + at);
+      commit();
+      wait_products<0>();
+      pin(dv);
+      pin(dk);
+      pin(left);
+      pin(right);
+      if (lane == 0) arrive(vacant + 8 * ring.stage);
+      ring.next();
+      if (++in_head == per_head) in_head = 0;
+    }
+    u16* out = dqkv + (i64)tile.start * (nq + 2 * nkv) * DIM;
+    i64 width = (i64)(nq + 2 * nkv) * DIM;
+    put(dk, out + (nq + g) * DIM, width, row, tile.length, scale, scale);
+    put(dv, out + (nq + nkv + g) * DIM, width, row, tile.length, 1.f, 1.f);
+  }
+}
+
+// dQ: a block owns ROWS queries of one head and walks over the keys they see.
+extern "C" __global__ void __launch_bounds__(384, 1)
+hopper_dq(const __grid_constant__ TensorMap qkv, const __grid_constant__ TensorMap dout, const float* stats, const Tile* tiles,
+          u16* dqkv, int padded, int nq, int nkv, float scale) {
+  u32 bars = shared_base();
+  u32 q_full = bars, full = bars + 8, vacant = full + 8 * DEPTH;
+  u32 q = bars + 1024, d = q + ROWS * ROW_BYTES, k = d + ROWS * ROW_BYTES, v = k + DEPTH * WALK * ROW_BYTES;
+  int group = threadIdx.x >> 7;
+  if (threadIdx.x == 0) {
+    barrier_init(q_full, 1);
+    for (int i = 0; i < DEPTH; i++) {
+      barrier_init(full + 8 * i, 1);
+      barrier_init(vacant + 8 * i, 8);
+    }
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  }
+  __syncthreads();
+  Tile tile = tiles[blockIdx.y];
+  int h = blockIdx.x, g = h / (nq / nkv);
+  int steps = (min(tile.row + ROWS, tile.length) + WALK - 1) / WALK;
+
+  if (group == 0) {
+    fewer_registers<24>();
+    if (threadIdx.x == 0) {
+      expect(q_full, 2 * ROWS * ROW_BYTES);
+      copy_tile<ROWS>(q, &qkv, h * DIM, tile.start + tile.row, q_full);
+      copy_tile<ROWS>(d, &dout, h * DIM, tile.start + tile.row, q_full);
+      Ring<DEPTH> ring;
+      for (int step = 0; step < steps; step++) {
+        u32 bar = full + 8 * ring.stage;
+        wait(vacant + 8 * ring.stage, ring.parity ^ 1);
+        expect(bar, 2 * WALK * ROW_BYTES);
+        copy_tile<WALK>(k + ring.stage * WALK * ROW_BYTES, &qkv, (nq + g) * DIM, tile.start + step * WALK, bar);
+        copy_tile<WALK>(v + ring.stage * WALK * ROW_BYTES, &qkv, (nq + nkv + g) * DIM, tile.start + step * WALK, bar);
+        ring.next();
+      }
+    }
+  } else {
+    more_registers<240>();
+    int wg = group - 1, lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) & 3;
+    int row = tile.row + 64 * wg + 16 * warp + (lane >> 2);
+    float factor = scale * LOG2E;
+    const float* from = stats + (i64)h * 2 * padded + tile.padded + row;
+    float l0 = from[0], l1 = from[8], d0 = from[padded], d1 = from[padded + 8];
+    float acc[DIM / 2], s[WALK / 2], p[WALK / 2];
+    u32 left[WALK / 4];
+#pragma unroll
+    for (int j = 0; j < DIM / 2; j++) acc[j] = 0.f;
+    u32 mine_q = q + wg * 64 * 128, mine_d = d + wg * 64 * 128;
+    int before = 0, first = 0;
+    Ring<DEPTH> ring;
+    auto step = [&](auto is_first) {
+      constexpr bool FIRST = decltype(is_first)::value;
+      u32 at = ring.stage * WALK * ROW_BYTES;
+      wait(full + 8 * ring.stage, ring.parity);
+      pin(s);
+      pin(p);
+      fence();
+      product<ROWS, WALK>(s, mine_q, k + at);
+      commit();
+      product<ROWS, WALK>(p, mine_d, v + at);
+      commit();
+      if (!FIRST) {
+        accumulate<WALK>(acc, left, k + before * WALK * ROW_BYTES);
+        commit();
+      }
+      wait_products<FIRST ? 1 : 2>();  // S
+      pin(s);
+#pragma unroll
+      for (int i = 0; i < WALK / 2; i += 4) {
+        s[i] = exp2_fast(s[i] * factor - l0);
+        s[i + 1] = exp2_fast(s[i + 1] * factor - l0);
+        s[i + 2] = exp2_fast(s[i + 2] * factor - l1);
+        s[i + 3] = exp2_fast(s[i + 3] * factor - l1);
+      }
+      if (first + 63 > tile.row + 64 * wg) {
+#pragma unroll
+        for (int i = 0; i < WALK / 2; i++) {
+          int key = first + 8 * (i / 4) + 2 * (lane & 3) + (i & 1);
+          if (key > row + 8 * ((i >> 1) & 1)) s[i] = 0.f;
+        }
+      }
+      wait_products<FIRST ? 0 : 1>();  // dP
+      pin(p);
+#pragma unroll
+      for (int i = 0; i < WALK / 2; i += 4) {
+        p[i] = s[i] * (p[i] - d0);
+        p[i + 1] = s[i + 1] * (p[i + 1] - d0);
+        p[i + 2] = s[i + 2] * (p[i + 2] - d1);
+        p[i + 3] = s[i + 3] * (p[i + 3] - d1);
+      }
+      wait_products<0>();
+      pin(acc);
+      pin(left);
+      to_operand(left, p);
+      pin(left);
+      if (!FIRST && lane == 0) arrive(vacant + 8 * before);
+      before = ring.stage;
+      ring.next();
+      first += WALK;
+    };
+    wait(q_full, 0);
+    step(Flag<true>{});
+    for (int i = 1; i < steps; i++) step(Flag<false>{});
+    fence();
+    accumulate<WALK>(acc, left, k + before * WALK * ROW_BYTES);
+    commit();
+    wait_products<0>();
+    pin(acc);
+    i64 width = (i64)(nq + 2 * nkv) * DIM;
+    put(acc, dqkv + tile.start * width + h * DIM, width, row, tile.length, scale, scale);
+  }
+}

@@ -1,0 +1,36 @@
+//! Every operation on the GPU against the CPU in f64, and how fast each is, in one table.
+//!
+//! `cargo test -p slime-kernels --test gpu_check` checks; with `-- --bench` it times too, with `-- --large` it also runs
+//! shapes of more than 2³¹ elements. On a machine without a GPU it says so and passes. Read `parity.rs` for what is
+//! compared, `bench.rs` for what is timed.
+#![allow(clippy::print_stdout, reason = "a table on the terminal is what this program is for")]
+
+mod bench;
+mod cases;
+mod large;
+mod parity;
+
+use slime_kernels::cuda::Cuda;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let wants = |flag: &str| std::env::args().any(|arg| arg == flag);
+    let cuda = match Cuda::open_poisoning(0) {
+        Ok(cuda) => cuda,
+        Err(why) => {
+            println!("gpu_check: skipped: {why}");
+            return ExitCode::SUCCESS;
+        }
+    };
+    println!("{}", cuda.name().unwrap_or_default());
+    let failures = if wants("--no-parity") { 0 } else { parity::check(&cuda) };
+    let failures = failures + if wants("--large") { large::check(&cuda) } else { 0 };
+    drop(cuda);
+    if wants("--bench") {
+        match Cuda::open(0) {
+            Ok(cuda) => bench::run(&cuda),
+            Err(why) => println!("bench: {why}"),
+        }
+    }
+    if failures == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
