@@ -31,9 +31,11 @@ pub(crate) fn same(gold: &Answer, answer: &Answer) -> bool {
                 items: b,
             },
         ) => a_open == b_open && a_close == b_close && in_order(a, b),
-        (Answer::Set(a), Answer::Set(b))
-        | (Answer::List(a), Answer::List(b))
-        | (Answer::Union(a), Answer::Union(b)) => in_any_order(a, b),
+        // Saying an element twice adds none.
+        (Answer::Set(a), Answer::Set(b)) => holds(a, b) && holds(b, a),
+        (Answer::List(a), Answer::List(b)) | (Answer::Union(a), Answer::Union(b)) => {
+            in_any_order(a, b)
+        }
         // `{3}` asked for, `3` given, or the other way round.
         (Answer::Set(a), b) | (b, Answer::Set(a)) if a.len() == 1 => same(&a[0], b),
         (Answer::Set(a), Answer::List(b)) | (Answer::List(a), Answer::Set(b)) => in_any_order(a, b),
@@ -82,6 +84,11 @@ fn is_base(unit: &Option<String>) -> bool {
 
 fn in_order(a: &[Answer], b: &[Answer]) -> bool {
     a.len() == b.len() && a.iter().zip(b).all(|(a, b)| same(a, b))
+}
+
+/// Whether every one of `b` is among `a`.
+fn holds(a: &[Answer], b: &[Answer]) -> bool {
+    b.iter().all(|b| a.iter().any(|a| same(a, b)))
 }
 
 fn in_any_order(a: &[Answer], b: &[Answer]) -> bool {
