@@ -14,8 +14,8 @@ pub(crate) const MAX_TABLES: u32 = 16;
 const MAX_CORE_INSTANCES: u32 = 64;
 
 /// Stack of a guest, as wasm sees it, and of the fiber it runs on.
-const WASM_STACK_BYTES: usize = 512 << 10;
-const FIBER_STACK_BYTES: usize = 1 << 20;
+const WASM_STACK_BYTES: usize = 1 << 20;
+const FIBER_STACK_BYTES: usize = 2 << 20;
 
 /// Start the engine. Says whether it got its pool: where address space is limited, instances are made on demand.
 pub(crate) fn start(config: &RuntimeConfig) -> Result<(Engine, bool), String> {

@@ -172,7 +172,8 @@ fn every_case_of_the_first_party_verifiers_holds_through_the_component() {
         for (case, row) in cases.iter().zip(out.lines()) {
             let row: Value = serde_json::from_str(row).unwrap();
             for (key, value) in case["expected"].as_object().unwrap() {
-                assert_eq!(&row[key], value, "{folder}: {}\n got {row}", case["input"]);
+                let asked: String = case["input"].to_string().chars().take(300).collect();
+                assert_eq!(&row[key], value, "{folder}: {asked}\n got {row}");
             }
         }
         assert_eq!(out.lines().count(), cases.len());

@@ -12,7 +12,7 @@ fn spinning_guests_on_every_thread_delay_no_other_call_and_no_timer() {
         ..RuntimeConfig::default()
     })
     .unwrap();
-    let spin_for = Duration::from_secs(1);
+    let spin_for = Duration::from_millis(600);
     let path = component("tests/guests/hostile");
     let load = |limits| {
         runtime

@@ -131,11 +131,14 @@ fn hoard(block_bytes: usize) {
 }
 
 #[allow(unconditional_recursion, reason = "that is its point")]
+#[inline(never)]
 fn recurse(depth: u64) -> u64 {
     let pad = std::hint::black_box([depth; 64]);
     recurse(depth + 1) + pad[7]
 }
 
+/// Never inlined: the frame is this function's own.
+#[inline(never)]
 fn huge_stack() -> f64 {
     let pad = std::hint::black_box([1u8; 8 << 20]);
     f64::from(pad[std::hint::black_box(12_345)])
