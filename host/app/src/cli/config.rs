@@ -1,0 +1,64 @@
+//! `slime-host config`: what a recipe resolves to, before anything is started.
+
+use super::Outcome;
+use super::recipe::Recipe;
+use crate::config::flags::{Group, bits};
+use crate::config::{Plan, Verb, schema};
+use crate::error::Result;
+
+const GROUPS: u32 = bits(&[
+    Group::Run,
+    Group::Model,
+    Group::Data,
+    Group::Eval,
+    Group::Rollout,
+    Group::Algorithm,
+    Group::Train,
+]);
+
+/// What to do with a recipe.
+#[derive(Debug, clap::Subcommand)]
+pub enum Args {
+    /// Print the resolved recipe as TOML, each value with where it was said
+    Show(Recipe<GROUPS>),
+    /// Check the recipe for `run` and start nothing
+    Check(Check),
+    /// List every key
+    Keys,
+}
+
+/// A recipe and the verb it is for.
+#[derive(Debug, clap::Args)]
+pub struct Check {
+    /// The verb that will use it
+    #[arg(long = "for", value_name = "VERB", default_value = "run", value_parser = ["run", "sft", "rollout", "train", "eval"])]
+    verb: String,
+    /// Plugins, as for the verb
+    plugins: Vec<std::path::PathBuf>,
+    #[command(flatten)]
+    recipe: Recipe<GROUPS>,
+}
+
+/// Do it.
+///
+/// # Errors
+/// The recipe is wrong.
+pub fn run(args: Args) -> Result<Outcome> {
+    let text = match args {
+        Args::Show(recipe) => recipe.resolve(None, &[])?.to_toml(true),
+        Args::Keys => schema::keys()
+            .iter()
+            .map(|key| format!("{key}\n"))
+            .collect(),
+        Args::Check(check) => {
+            let verb = [Verb::Run, Verb::Sft, Verb::Rollout, Verb::Train, Verb::Eval];
+            let verb = verb
+                .into_iter()
+                .find(|v| v.name() == check.verb)
+                .unwrap_or(Verb::Run);
+            Plan::new(&check.recipe.resolve(None, &check.plugins)?, verb)?;
+            format!("the recipe is right for `{}`\n", verb.name())
+        }
+    };
+    super::data(&text)
+}

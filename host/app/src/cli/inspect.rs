@@ -1,0 +1,182 @@
+//! `slime-host inspect`: a run's rows as a table, and what stands in its directory.
+
+use super::{Context, Outcome};
+use crate::config::Problem;
+use crate::error::Result;
+use crate::job::run_dir;
+use crate::telemetry::console::{COLUMNS, step_line};
+use crate::telemetry::{Row, metrics, report};
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+
+/// What to look at.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Run directories; two are compared
+    #[arg(required = true, num_args = 1..=2)]
+    runs: Vec<PathBuf>,
+    /// Show every step instead of at most 20
+    #[arg(long)]
+    all: bool,
+    /// Print one metric of every step, tab-separated
+    #[arg(long, value_name = "NAME")]
+    metric: Option<String>,
+}
+
+/// Do it.
+///
+/// # Errors
+/// A directory holds no run.
+pub fn run(args: Args, _context: &Context) -> Result<Outcome> {
+    let mut runs = Vec::new();
+    let mut problems = Vec::new();
+    for dir in &args.runs {
+        match metrics::read(dir) {
+            Ok(rows) => runs.push((dir, rows)),
+            Err(e) => problems.push(
+                Problem::new(format!(
+                    "{} is no run: {e}",
+                    dir.join("metrics.jsonl").display()
+                ))
+                .help("give a run's directory, like runs/arith-42"),
+            ),
+        }
+    }
+    super::collected(problems)?;
+    let mut text = String::new();
+    if let Some(name) = &args.metric {
+        for (dir, rows) in &runs {
+            series(dir, rows, name, &mut text)?;
+        }
+        return super::data(&text);
+    }
+    for (dir, rows) in &runs {
+        describe(dir, rows, args.all, &mut text);
+    }
+    if let [(a, first), (b, second)] = &runs[..] {
+        compare((a, first), (b, second), &mut text);
+    }
+    super::data(&text)
+}
+
+fn describe(dir: &Path, rows: &[Row], all: bool, text: &mut String) {
+    let _ = writeln!(text, "{}: {} steps", dir.display(), rows.len());
+    if let Some((first, last)) = report::reward(rows) {
+        let _ = writeln!(
+            text,
+            " reward {first:.3} → {last:.3} (first and last tenth)"
+        );
+    }
+    let _ = writeln!(text, "{COLUMNS}");
+    let every = if all {
+        1
+    } else {
+        rows.len().div_ceil(20).max(1)
+    };
+    for (index, row) in rows
+        .iter()
+        .enumerate()
+        .filter(|(index, _)| index % every == 0 || index + 1 == rows.len())
+    {
+        let step = row
+            .get("rollout/step")
+            .or_else(|| row.get("train/step"))
+            .map_or(index as u64, |step| step as u64);
+        let _ = writeln!(text, "{}", step_line(step, row, (0.0, 1.0)));
+    }
+    let failures: Vec<String> = slime_core::Outcome::KINDS[1..]
+        .iter()
+        .filter_map(|kind| {
+            let count: f64 = rows
+                .iter()
+                .filter_map(|row| row.get(&format!("rollout/outcome/{kind}")))
+                .sum();
+            (count > 0.0).then(|| format!("{count} {kind}"))
+        })
+        .collect();
+    if !failures.is_empty() {
+        let _ = writeln!(text, " not scored: {}", failures.join(", "));
+    }
+    let files: Vec<&str> = [
+        report::FILE,
+        run_dir::MODEL,
+        run_dir::CHECKPOINTS,
+        run_dir::DATABASE,
+        "tensorboard",
+        "trace.json",
+    ]
+    .into_iter()
+    .filter(|file| dir.join(file).exists())
+    .collect();
+    let _ = writeln!(text, " files: {}\n", files.join("  "));
+}
+
+fn series(dir: &Path, rows: &[Row], name: &str, text: &mut String) -> Result<()> {
+    if !rows.iter().any(|row| row.0.contains_key(name)) {
+        let mut known: Vec<&str> = rows
+            .iter()
+            .flat_map(Row::numbers)
+            .map(|(name, _)| name)
+            .collect();
+        known.sort_unstable();
+        known.dedup();
+        let near = crate::config::schema::nearest(name, known.iter().map(|k| (*k, *k)));
+        let help = near.map_or_else(
+            || format!("it has {}", known.join(", ")),
+            |near| format!("did you mean {near}?"),
+        );
+        return Err(
+            Problem::new(format!("{} has no metric {name}", dir.display()))
+                .help(help)
+                .into(),
+        );
+    }
+    for (index, row) in rows.iter().enumerate() {
+        let value = row
+            .0
+            .get(name)
+            .map_or_else(String::new, ToString::to_string);
+        let _ = writeln!(
+            text,
+            "{}\t{value}",
+            row.get("rollout/step")
+                .map_or(index as u64, |step| step as u64)
+        );
+    }
+    Ok(())
+}
+
+/// The first step at which two runs differ, and in what.
+fn compare((a, first): (&Path, &[Row]), (b, second): (&Path, &[Row]), text: &mut String) {
+    let is_clock = |name: &str| name.starts_with("perf/");
+    for (step, (x, y)) in first.iter().zip(second).enumerate() {
+        let differing: Vec<String> =
+            x.0.iter()
+                .filter(|(name, value)| !is_clock(name) && y.0.get(*name) != Some(value))
+                .map(|(name, value)| {
+                    format!(
+                        "{name}: {value} and {}",
+                        y.0.get(name)
+                            .map_or_else(|| "absent".into(), ToString::to_string)
+                    )
+                })
+                .collect();
+        if !differing.is_empty() {
+            let _ = writeln!(
+                text,
+                "{} and {} differ from step {step} on:\n  {}",
+                a.display(),
+                b.display(),
+                differing.join("\n  ")
+            );
+            return;
+        }
+    }
+    let steps = first.len().min(second.len());
+    let _ = writeln!(
+        text,
+        "{} and {} are equal in all {steps} steps they share, clocks aside",
+        a.display(),
+        b.display()
+    );
+}

@@ -1,0 +1,112 @@
+//! `slime-host score`: run a verifier offline, with budgets and accounting.
+
+use super::{Context, Outcome};
+use crate::config::plan::LimitsPlan;
+use crate::config::{Problem, units};
+use crate::error::{Failure, Result, at_path};
+use crate::wire::plugins;
+use slime_runtime::RuntimeError;
+use std::fs::File;
+use std::io::{BufReader, BufWriter};
+use std::path::PathBuf;
+
+/// What to score.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Component (.wasm) or plugin folder
+    plugin: PathBuf,
+    /// Lines of {"prompt", "response", "label", "metadata"}
+    #[arg(long, value_name = "FILE.jsonl")]
+    input: PathBuf,
+    /// Lines of {"index", "outcome", "reward", "metrics", "cpu_ms", "wall_ms", "peak_memory_bytes"}
+    #[arg(long, value_name = "FILE.jsonl")]
+    output: PathBuf,
+    /// Time in which the guest runs, for one call
+    #[arg(long, value_name = "TIME", value_parser = units::duration)]
+    cpu: Option<std::time::Duration>,
+    /// Time from call to answer
+    #[arg(long, value_name = "TIME", value_parser = units::duration)]
+    wall: Option<std::time::Duration>,
+    /// Linear memory
+    #[arg(long, value_name = "SIZE", value_parser = units::bytes)]
+    memory: Option<u64>,
+    /// Fixes the randomness that the plugin may see
+    #[arg(long, value_name = "N", default_value_t = 42)]
+    seed: u64,
+    /// `seed=N`, as for a run
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    sets: Vec<String>,
+}
+
+/// Do it.
+///
+/// # Errors
+/// The plugin or a row cannot be used.
+pub fn run(args: Args, context: &Context) -> Result<Outcome> {
+    let seed = seed(&args)?;
+    let limits = LimitsPlan {
+        cpu: args.cpu,
+        wall: args.wall,
+        memory_bytes: args.memory,
+    };
+    let runtime = plugins::start()?;
+    let plugin = plugins::load(&runtime, &args.plugin, limits, &context.console)
+        .map_err(|e| plugins::problem(&e))?;
+    let input = BufReader::new(File::open(&args.input).map_err(at_path(&args.input))?);
+    let output = BufWriter::new(File::create(&args.output).map_err(at_path(&args.output))?);
+    let total = rows(&args.input)?;
+    let bar = context.console.progress("rows", total);
+    let summary = slime_runtime::score(&plugin, seed, input, output, |done| bar.set_exact(done))
+        .map_err(|e| match e {
+            RuntimeError::BadRow { line, reason } => {
+                let problem =
+                    Problem::new(format!("{}: line {line}: {reason}", args.input.display()));
+                Failure::from(problem.help("nothing was scored; correct the line"))
+            }
+            RuntimeError::NoWorld { .. } => plugins::problem(&e).into(),
+            other => Failure::run(other.to_string()),
+        })?;
+    drop(bar);
+    let outcomes: Vec<String> = summary
+        .outcomes
+        .iter()
+        .map(|(kind, count)| format!("{count} {kind}"))
+        .collect();
+    let mean = summary
+        .mean_reward
+        .map_or_else(String::new, |mean| format!(", mean reward {mean:.4}"));
+    let rate = summary.num_rows as f64 / summary.elapsed.as_secs_f64().max(1e-9);
+    context.console.line(&format!(
+        " {} rows: {}{mean}; {rate:.0} a second, {:.3} ms of guest time each",
+        summary.num_rows,
+        outcomes.join(", "),
+        summary.cpu.as_secs_f64() * 1e3 / summary.num_rows.max(1) as f64
+    ));
+    Ok(Outcome::Done)
+}
+
+fn seed(args: &Args) -> Result<u64> {
+    let mut seed = args.seed;
+    let mut problems = Vec::new();
+    for set in &args.sets {
+        match set.split_once('=') {
+            Some(("seed", value)) if value.trim().parse::<u64>().is_ok() => {
+                seed = value.trim().parse().unwrap_or(seed)
+            }
+            _ => problems.push(
+                Problem::new(format!("--set {set} has no effect in `score`"))
+                    .help("only --set seed=N has"),
+            ),
+        }
+    }
+    super::collected(problems)?;
+    Ok(seed)
+}
+
+fn rows(path: &PathBuf) -> Result<u64> {
+    let bytes = std::fs::read(path).map_err(at_path(path))?;
+    Ok(bytes
+        .split(|byte| *byte == b'\n')
+        .filter(|line| !line.trim_ascii().is_empty())
+        .count() as u64)
+}

@@ -1,0 +1,105 @@
+//! `slime-host serve`: the embedded engine behind SGLang's API.
+
+use super::{Context, Outcome};
+use crate::config::{Device, Problem};
+use crate::error::Result;
+use crate::job::stop::Stop;
+use crate::wire::Model;
+use crate::wire::engine::{engine_failed, start};
+use crate::wire::model::Computer;
+use slime_engine::{EngineConfig, SamplingDefaults, serve};
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// What to serve.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// HF directory
+    #[arg(long, value_name = "DIR", alias = "model-path")]
+    model: PathBuf,
+    /// Address to listen on
+    #[arg(long, default_value = "127.0.0.1")]
+    host: IpAddr,
+    /// Port to listen on; 0 takes a free one
+    #[arg(long, default_value_t = 30000)]
+    port: u16,
+    /// Where to compute
+    #[arg(long, value_enum, default_value_t)]
+    device: Device,
+    /// Longest prompt and answer together; the model's by default
+    #[arg(long, value_name = "N")]
+    context_length: Option<usize>,
+    /// Tokens the cache holds
+    #[arg(long, value_name = "N", default_value_t = 32768)]
+    max_total_tokens: usize,
+    /// Requests that run at once
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    max_running_requests: usize,
+    /// Rows of one step
+    #[arg(long, value_name = "N", default_value_t = 512)]
+    chunked_prefill_size: usize,
+    /// Name that `/v1/models` gives
+    #[arg(long, value_name = "NAME")]
+    served_model_name: Option<String>,
+    /// Seeds requests that bring no seed
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    random_seed: u64,
+}
+
+/// Do it, until Ctrl-C.
+///
+/// # Errors
+/// The model cannot be opened, or the port is taken.
+pub fn run(args: Args, context: &Context) -> Result<Outcome> {
+    super::needs_cpu(args.device)?;
+    let model = Model::directory(&args.model).map_err(|e| Problem::new(e.to_string()))?;
+    super::block_on(listen(args, model, context))?
+}
+
+async fn listen(args: Args, model: Model, context: &Context) -> Result<Outcome> {
+    let config = EngineConfig {
+        max_total_tokens: args.max_total_tokens,
+        max_running_requests: args.max_running_requests,
+        context_length: args.context_length,
+        chunked_prefill_size: args.chunked_prefill_size,
+        seed: args.random_seed,
+        served_model_name: args.served_model_name.unwrap_or_else(|| model.name()),
+        model_path: args.model,
+        sampling_defaults: defaults(&model),
+        ..EngineConfig::default()
+    };
+    let name = config.served_model_name.clone();
+    let engine = start(&model, Arc::new(Computer::new()), config)?;
+    let server = serve(engine.clone(), SocketAddr::new(args.host, args.port))
+        .await
+        .map_err(engine_failed)?;
+    context.console.line(&format!(
+        " {name} ({}) at {}   Ctrl-C ends",
+        model.size(),
+        server.url()
+    ));
+    // The address is data: a script that asked for port 0 reads it here.
+    super::data(&format!("{}\n", server.url()))?;
+    Stop::listen(context.console.clone()).asked().await;
+    server.shutdown().await;
+    engine.stop();
+    Ok(Outcome::Done)
+}
+
+/// What `generation_config.json` asks for where a chat request says nothing.
+fn defaults(model: &Model) -> SamplingDefaults {
+    let json = model
+        .files
+        .json("generation_config.json")
+        .ok()
+        .flatten()
+        .unwrap_or_default();
+    SamplingDefaults {
+        temperature: json["temperature"].as_f64(),
+        top_p: json["top_p"].as_f64(),
+        top_k: json["top_k"].as_i64(),
+        min_p: json["min_p"].as_f64(),
+        repetition_penalty: json["repetition_penalty"].as_f64(),
+    }
+}

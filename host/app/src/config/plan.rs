@@ -1,0 +1,530 @@
+//! What follows from a recipe: every default filled in, every quantity with its type, nothing contradictory.
+//!
+//! It is the only place where defaults live. It reads no file; what depends on data or weights is checked when
+//! they are opened (`wire`). Read `check` for what is refused.
+
+use super::check::Check;
+use super::problem::Problems;
+use super::sections::{Device, Dtype, Filter};
+use super::{Resolved, units};
+use crate::wire::sources::Chat;
+use serde_json::{Map, Value};
+use slime_trainer::TrainConfig;
+use slime_trainer::optim::schedule::DecayStyle;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// What is to be done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verb {
+    /// The whole loop.
+    Run,
+    /// Supervised fine-tuning.
+    Sft,
+    /// Rollouts only.
+    Rollout,
+    /// Training on recorded rollouts only.
+    Train,
+    /// Evaluation only.
+    Eval,
+}
+
+impl Verb {
+    /// As typed.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Run => "run",
+            Self::Sft => "sft",
+            Self::Rollout => "rollout",
+            Self::Train => "train",
+            Self::Eval => "eval",
+        }
+    }
+
+    /// Sections whose keys have an effect.
+    pub fn sections(self) -> &'static [&'static str] {
+        match self {
+            Self::Run => &[
+                "run",
+                "model",
+                "data",
+                "eval",
+                "rollout",
+                "algorithm",
+                "train",
+                "sft",
+                "limits",
+            ],
+            Self::Sft => &["run", "model", "data", "train", "sft", "limits"],
+            Self::Rollout => &["run", "model", "data", "rollout", "limits"],
+            Self::Train => &["run", "model", "algorithm", "train"],
+            Self::Eval => &["run", "model", "data", "eval", "rollout", "limits"],
+        }
+    }
+
+    /// Keys of those sections that still have none.
+    pub fn unread(self) -> &'static [&'static str] {
+        match self {
+            Self::Run => &[],
+            Self::Sft => &[
+                "run.num_rollout",
+                "run.num_epoch",
+                "run.save_interval",
+                "run.keep_checkpoints",
+                "model.ref_load",
+            ],
+            Self::Rollout => &[
+                "run.name",
+                "run.save_interval",
+                "run.keep_checkpoints",
+                "model.ref_load",
+                "rollout.max_lag",
+                "rollout.update_weight_disk_dir",
+            ],
+            Self::Train => &[
+                "run.name",
+                "run.plugins",
+                "run.num_rollout",
+                "run.num_epoch",
+                "run.save_interval",
+                "run.keep_checkpoints",
+                "model.path",
+                "model.builtin",
+            ],
+            Self::Eval => &[
+                "run.name",
+                "run.num_rollout",
+                "run.num_epoch",
+                "run.save_interval",
+                "run.keep_checkpoints",
+                "model.ref_load",
+                "eval.interval",
+                "eval.skip_before_train",
+                "rollout.batch_size",
+                "rollout.n_samples_per_prompt",
+                "rollout.temperature",
+                "rollout.max_lag",
+                "rollout.filter",
+                "rollout.update_weight_disk_dir",
+            ],
+        }
+    }
+}
+
+/// What follows from a recipe for one verb.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// What is to be done.
+    pub verb: Verb,
+    /// Everything random derives from it.
+    pub seed: u64,
+    /// Length, place and checkpoints.
+    pub run: RunPlan,
+    /// Component files or plugin folders.
+    pub plugins: Vec<PathBuf>,
+    /// Which weights, where.
+    pub model: ModelPlan,
+    /// Prompts from a file; `None` draws them from a source plugin.
+    pub data: Option<DataPlan>,
+    /// How hard a source plugin's prompts are, from 0 to 1.
+    pub difficulty: f64,
+    /// How prompts become conversations.
+    pub chat: Chat,
+    /// Variables handed to the chat template.
+    pub template_kwargs: Map<String, Value>,
+    /// Held-out prompts.
+    pub eval: Option<EvalPlan>,
+    /// How groups are sampled.
+    pub rollout: RolloutPlan,
+    /// Advantages, loss, optimizer and batches.
+    pub train: TrainConfig,
+    /// Supervised fine-tuning.
+    pub sft: Option<SftPlan>,
+    /// Budgets of one plugin call; `None` leaves the world's default.
+    pub limits: LimitsPlan,
+}
+
+/// How long a run is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Length {
+    /// Rollout steps.
+    Steps(u64),
+    /// Passes over the prompts.
+    Epochs(u64),
+}
+
+/// Length, place and checkpoints.
+#[derive(Clone, Debug)]
+pub struct RunPlan {
+    /// Part of the default directory's name.
+    pub name: Option<String>,
+    /// Where to write; `None` picks a free directory under `runs/`.
+    pub dir: Option<PathBuf>,
+    /// How long.
+    pub length: Length,
+    /// Rollout steps between checkpoints.
+    pub save_interval: u64,
+    /// Newest checkpoints kept.
+    pub keep_checkpoints: usize,
+}
+
+/// Where weights come from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Weights {
+    /// An HF directory.
+    Directory(PathBuf),
+    /// The tiny model that is part of the program, random weights from the run's seed.
+    Tiny,
+}
+
+/// Which weights, where.
+#[derive(Clone, Debug)]
+pub struct ModelPlan {
+    /// The policy's.
+    pub weights: Weights,
+    /// The reference's, where it is not the policy's at the start.
+    pub reference: Option<PathBuf>,
+    /// Where to compute.
+    pub device: Device,
+    /// In which numbers.
+    pub dtype: Dtype,
+}
+
+/// Prompts from a file.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DataPlan {
+    /// Path with an optional slice.
+    pub path: String,
+    /// Column of the prompt.
+    pub input_key: String,
+    /// Column of the gold answer.
+    pub label_key: Option<String>,
+    /// Column of the metadata.
+    pub metadata_key: String,
+    /// Column of the tools.
+    pub tool_key: String,
+    /// Another order every epoch.
+    pub shuffle: bool,
+}
+
+/// Held-out prompts.
+#[derive(Clone, Debug)]
+pub struct EvalPlan {
+    /// Rollout steps between evaluations; `None` for the verb `eval`.
+    pub interval: Option<u64>,
+    /// Evaluate before the first step too.
+    pub before_train: bool,
+    /// Data sets by name, in order of name. Empty: the source plugin's own, drawn where training never draws.
+    pub sets: Vec<(String, DataPlan)>,
+    /// Prompts drawn from a source plugin.
+    pub num_prompts: u64,
+    /// Rollouts of one prompt.
+    pub n_samples_per_prompt: u32,
+    /// How they are sampled.
+    pub sampling: SamplingPlan,
+}
+
+/// How tokens are sampled.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SamplingPlan {
+    /// 0 is greedy.
+    pub temperature: f64,
+    /// Nucleus mass.
+    pub top_p: f64,
+    /// Tokens kept; -1 keeps all.
+    pub top_k: i64,
+    /// Tokens one rollout may sample.
+    pub max_response_len: u32,
+    /// Strings that end a turn.
+    pub stop: Vec<String>,
+    /// Ids that end a turn.
+    pub stop_token_ids: Vec<u32>,
+}
+
+/// How groups are sampled.
+#[derive(Clone, Debug)]
+pub struct RolloutPlan {
+    /// Groups of one step.
+    pub batch_size: u64,
+    /// Rollouts of one group.
+    pub n_samples_per_prompt: u32,
+    /// How they are sampled.
+    pub sampling: SamplingPlan,
+    /// Prompt and response together.
+    pub max_context_len: Option<u32>,
+    /// Versions a trained token may be behind.
+    pub max_lag: u64,
+    /// Which groups are trained on.
+    pub filter: Filter,
+    /// How often a step draws more prompts because groups were left out.
+    pub max_refills: u32,
+    /// Requests in flight.
+    pub concurrency: usize,
+    /// Running servers; empty starts the embedded engine.
+    pub servers: Vec<String>,
+    /// Where new weights are handed to them.
+    pub publish_dir: Option<PathBuf>,
+}
+
+/// Supervised fine-tuning.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SftPlan {
+    /// Conversations; `None` takes a source plugin's prompts and labels.
+    pub data: Option<DataPlan>,
+    /// Train steps; `None` is one pass over the data.
+    pub num_steps: Option<u64>,
+    /// Sequences of one train step.
+    pub batch_size: usize,
+    /// Optimizer and batches.
+    pub train: TrainConfig,
+}
+
+/// Budgets of one plugin call; `None` leaves the world's default.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LimitsPlan {
+    /// Guest time.
+    pub cpu: Option<Duration>,
+    /// Time from call to answer.
+    pub wall: Option<Duration>,
+    /// Linear memory.
+    pub memory_bytes: Option<u64>,
+}
+
+impl Plan {
+    /// What follows from `said` for `verb`.
+    ///
+    /// # Errors
+    /// Every problem at once.
+    pub fn new(said: &Resolved, verb: Verb) -> Result<Self, Problems> {
+        let mut check = Check::new(said, verb);
+        check.rules();
+        let plan = build(said, verb, &mut check);
+        check.done(plan)
+    }
+}
+
+fn build(said: &Resolved, verb: Verb, check: &mut Check<'_>) -> Plan {
+    let c = &said.config;
+    let plugins = c.run.plugins.clone().unwrap_or_default();
+    if plugins.is_empty() && matches!(verb, Verb::Run | Verb::Rollout | Verb::Eval) {
+        check.refuse(
+            "run.plugins",
+            format!("`{}` needs a verifier plugin", verb.name()),
+            format!(
+                "name a component or a plugin folder: slime-host {} plugins/math -c FILE",
+                verb.name()
+            ),
+        );
+    }
+    let train = train_config(said, check);
+    let sft = sft_plan(said, verb, &train);
+    check.train(&train, "");
+    if let Some(sft) = &sft {
+        check.train(&sft.train, "sft");
+    }
+    Plan {
+        verb,
+        seed: c.seed.unwrap_or(42),
+        run: RunPlan {
+            name: c.run.name.clone(),
+            dir: c.run.dir.clone(),
+            length: match (c.run.num_rollout, c.run.num_epoch) {
+                (_, Some(epochs)) => Length::Epochs(epochs),
+                (steps, None) => Length::Steps(steps.unwrap_or(1)),
+            },
+            save_interval: c.run.save_interval.unwrap_or(20),
+            keep_checkpoints: c.run.keep_checkpoints.unwrap_or(2) as usize,
+        },
+        plugins,
+        model: ModelPlan {
+            weights: match &c.model.path {
+                Some(path) => Weights::Directory(path.clone()),
+                None => Weights::Tiny,
+            },
+            reference: c.model.ref_load.clone(),
+            device: c.model.device.unwrap_or_default(),
+            dtype: c.model.dtype.unwrap_or_default(),
+        },
+        data: c
+            .data
+            .prompt_data
+            .as_ref()
+            .map(|path| data_plan(said, path)),
+        difficulty: c.data.difficulty.unwrap_or(0.0),
+        chat: Chat {
+            wrap_text: c.data.apply_chat_template.unwrap_or(false),
+            system: c.data.system_prompt.clone(),
+        },
+        template_kwargs: match serde_json::to_value(&c.data.apply_chat_template_kwargs) {
+            Ok(Value::Object(kwargs)) => kwargs,
+            _ => Map::new(),
+        },
+        eval: eval_plan(said, verb),
+        rollout: rollout_plan(said),
+        sft,
+        train,
+        limits: LimitsPlan {
+            cpu: c
+                .limits
+                .cpu
+                .as_deref()
+                .and_then(|text| check.parse("limits.cpu", units::duration(text))),
+            wall: c
+                .limits
+                .wall
+                .as_deref()
+                .and_then(|text| check.parse("limits.wall", units::duration(text))),
+            memory_bytes: c
+                .limits
+                .memory
+                .as_deref()
+                .and_then(|text| check.parse("limits.memory", units::bytes(text))),
+        },
+    }
+}
+
+fn data_plan(said: &Resolved, path: &str) -> DataPlan {
+    let data = &said.config.data;
+    DataPlan {
+        path: path.to_owned(),
+        input_key: data.input_key.clone().unwrap_or_else(|| "input".into()),
+        label_key: data.label_key.clone(),
+        metadata_key: data
+            .metadata_key
+            .clone()
+            .unwrap_or_else(|| "metadata".into()),
+        tool_key: data.tool_key.clone().unwrap_or_else(|| "tools".into()),
+        shuffle: data.shuffle.unwrap_or(false),
+    }
+}
+
+fn eval_plan(said: &Resolved, verb: Verb) -> Option<EvalPlan> {
+    let (eval, rollout) = (&said.config.eval, rollout_plan(said));
+    if verb != Verb::Eval && eval.interval.is_none() {
+        return None;
+    }
+    let sets = eval.prompt_data.iter().map(|(name, path)| {
+        let mut plan = data_plan(said, path);
+        if let Some(key) = &eval.input_key {
+            plan.input_key.clone_from(key);
+        }
+        if eval.label_key.is_some() {
+            plan.label_key.clone_from(&eval.label_key);
+        }
+        plan.shuffle = false;
+        (name.clone(), plan)
+    });
+    Some(EvalPlan {
+        interval: eval.interval,
+        before_train: !eval.skip_before_train.unwrap_or(false),
+        sets: sets.collect(),
+        num_prompts: eval.num_prompts.unwrap_or(64),
+        n_samples_per_prompt: eval.n_samples_per_prompt.unwrap_or(1),
+        sampling: SamplingPlan {
+            temperature: eval.temperature.unwrap_or(0.0),
+            top_p: eval.top_p.unwrap_or(rollout.sampling.top_p),
+            top_k: eval.top_k.unwrap_or(rollout.sampling.top_k),
+            max_response_len: eval
+                .max_response_len
+                .unwrap_or(rollout.sampling.max_response_len),
+            ..rollout.sampling
+        },
+    })
+}
+
+fn rollout_plan(said: &Resolved) -> RolloutPlan {
+    let r = &said.config.rollout;
+    RolloutPlan {
+        batch_size: r.batch_size.unwrap_or(16),
+        n_samples_per_prompt: r.n_samples_per_prompt.unwrap_or(8),
+        sampling: SamplingPlan {
+            temperature: r.temperature.unwrap_or(1.0),
+            top_p: r.top_p.unwrap_or(1.0),
+            top_k: r.top_k.unwrap_or(-1),
+            max_response_len: r.max_response_len.unwrap_or(256),
+            stop: r.stop.clone().unwrap_or_default(),
+            stop_token_ids: r.stop_token_ids.clone().unwrap_or_default(),
+        },
+        max_context_len: r.max_context_len,
+        max_lag: r.max_lag.unwrap_or(0),
+        filter: r.filter.unwrap_or_default(),
+        max_refills: r.max_refills.unwrap_or(20),
+        concurrency: r.concurrency.unwrap_or(64),
+        servers: r.external_engine_addrs.clone().unwrap_or_default(),
+        publish_dir: r.update_weight_disk_dir.clone(),
+    }
+}
+
+/// The trainer's options: what `[algorithm]` and `[train]` say over the trainer's own defaults.
+fn train_config(said: &Resolved, check: &mut Check<'_>) -> TrainConfig {
+    let (c, rollout) = (&said.config, rollout_plan(said));
+    let mut all = Map::new();
+    for section in [
+        serde_json::to_value(&c.algorithm),
+        serde_json::to_value(&c.train),
+    ] {
+        if let Ok(Value::Object(section)) = section {
+            all.extend(
+                section
+                    .into_iter()
+                    .filter(|(key, value)| !value.is_null() && !key.ends_with("_parallel_size")),
+            );
+        }
+    }
+    let mut config: TrainConfig = serde_json::from_value(Value::Object(all)).unwrap_or_else(|e| {
+        check.refuse(
+            "train",
+            format!("the trainer refuses its options: {e}"),
+            "report this: the keys should agree",
+        );
+        TrainConfig::default()
+    });
+    config.rollout_temperature = rollout.sampling.temperature;
+    if config.lr_decay_style != DecayStyle::Constant && config.lr_decay_iters.is_none() {
+        let rollouts = rollout.batch_size as usize * rollout.n_samples_per_prompt as usize;
+        let per_step = config
+            .num_steps_per_rollout
+            .or(config.global_batch_size.map(|size| rollouts / size.max(1)));
+        config.lr_decay_iters = c
+            .run
+            .num_rollout
+            .map(|steps| steps * per_step.unwrap_or(1) as u64);
+    }
+    config
+}
+
+fn sft_plan(said: &Resolved, verb: Verb, train: &TrainConfig) -> Option<SftPlan> {
+    let s = &said.config.sft;
+    let wanted = verb == Verb::Sft || (verb == Verb::Run && s.num_steps.is_some());
+    wanted.then(|| SftPlan {
+        data: s.data.as_ref().map(|path| {
+            let mut plan = data_plan(said, path);
+            plan.input_key = s.input_key.clone().unwrap_or_else(|| "messages".into());
+            plan.label_key.clone_from(&s.label_key);
+            plan
+        }),
+        num_steps: s.num_steps,
+        batch_size: s.batch_size.unwrap_or(32) as usize,
+        train: TrainConfig {
+            lr: s.lr.unwrap_or(train.lr),
+            min_lr: s.min_lr.unwrap_or(0.0),
+            lr_warmup_iters: s.lr_warmup_iters.unwrap_or(0),
+            lr_decay_style: s.lr_decay_style.unwrap_or(DecayStyle::Constant),
+            lr_decay_iters: s
+                .lr_decay_style
+                .filter(|style| *style != DecayStyle::Constant)
+                .and(s.num_steps),
+            // What the algorithm says is of no concern to fine-tuning.
+            max_tokens_per_gpu: train.max_tokens_per_gpu,
+            recompute_granularity: train.recompute_granularity,
+            recompute_num_layers: train.recompute_num_layers,
+            log_probs_chunk_size: train.log_probs_chunk_size,
+            weight_decay: train.weight_decay,
+            adam_beta1: train.adam_beta1,
+            adam_beta2: train.adam_beta2,
+            adam_eps: train.adam_eps,
+            clip_grad: train.clip_grad,
+            ..TrainConfig::default()
+        },
+    })
+}

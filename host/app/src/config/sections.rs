@@ -1,0 +1,342 @@
+//! What a user may say: every key of a recipe, each optional.
+//!
+//! It decides nothing and holds no default value: what follows from a missing key is `plan`'s to say.
+//! Read `layer` for where values come from, then `plan`.
+
+use serde::{Deserialize, Serialize};
+use slime_model::layers::Recompute;
+use slime_trainer::algo::Estimator;
+use slime_trainer::algo::kl::KlKind;
+use slime_trainer::algo::weights::Aggregation;
+use slime_trainer::optim::schedule::{DecayStyle, WsdStyle};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+/// A recipe, as said.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct RunConfig {
+    /// Everything random derives from it. Default 42.
+    pub seed: Option<u64>,
+    /// The run as a whole.
+    pub run: RunSection,
+    /// The policy.
+    pub model: ModelSection,
+    /// Where prompts come from.
+    pub data: DataSection,
+    /// Held-out prompts.
+    pub eval: EvalSection,
+    /// How groups are sampled.
+    pub rollout: RolloutSection,
+    /// What is learned from them.
+    pub algorithm: AlgorithmSection,
+    /// How it is learned.
+    pub train: TrainSection,
+    /// Supervised fine-tuning: the verb `sft`, or a warm-up before the first rollout of `run`.
+    pub sft: SftSection,
+    /// Budgets of every plugin call.
+    pub limits: LimitsSection,
+}
+
+/// `[run]`: length, place and checkpoints.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct RunSection {
+    /// Part of the default directory's name. Default: the first plugin's name.
+    pub name: Option<String>,
+    /// Where everything is written. Default `runs/<name>-<seed>`, with a number added if that is taken.
+    pub dir: Option<PathBuf>,
+    /// Component files or plugin folders, beside those on the command line.
+    pub plugins: Option<Vec<PathBuf>>,
+    /// Rollout steps.
+    pub num_rollout: Option<u64>,
+    /// Passes over the prompts, instead of `num_rollout`.
+    pub num_epoch: Option<u64>,
+    /// Rollout steps between checkpoints. The last step is always saved. Default 20.
+    pub save_interval: Option<u64>,
+    /// Newest checkpoints that are kept. Default 2.
+    pub keep_checkpoints: Option<u64>,
+}
+
+/// `[model]`: which weights, on which device.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ModelSection {
+    /// An HF directory. slime's `--hf-checkpoint`.
+    pub path: Option<PathBuf>,
+    /// A model that is part of the program, instead of `path`: `tiny`.
+    pub builtin: Option<Builtin>,
+    /// Weights of the reference model. Default: those the run starts from.
+    pub ref_load: Option<PathBuf>,
+    /// Where trainer and embedded engine compute. Default `cpu`.
+    pub device: Option<Device>,
+    /// Numbers of weights and activations. Default `f32` on a CPU.
+    pub dtype: Option<Dtype>,
+}
+
+/// A model that is part of the program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Builtin {
+    /// About 1.4 M parameters over bytes, fresh weights from the run's seed.
+    Tiny,
+}
+
+/// A place to compute.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Device {
+    /// All cores.
+    #[default]
+    Cpu,
+    /// An NVIDIA GPU.
+    Cuda,
+}
+
+/// A number format.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Dtype {
+    /// 32 bits.
+    #[default]
+    F32,
+    /// 16 bits, with the exponent of 32.
+    Bf16,
+}
+
+/// `[data]`: prompts from a file. Without it a plugin must be a source.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct DataSection {
+    /// JSONL or parquet, with an optional slice: `train.jsonl@[0:1000]`.
+    pub prompt_data: Option<String>,
+    /// Column of the prompt: text or a list of messages. Default `input`.
+    pub input_key: Option<String>,
+    /// Column of the gold answer. Default: none.
+    pub label_key: Option<String>,
+    /// Column of an object that verifiers see. Default `metadata`.
+    pub metadata_key: Option<String>,
+    /// Column of tool descriptions. Default `tools`.
+    pub tool_key: Option<String>,
+    /// Wrap a text prompt as one user message and render it by the model's template. Default false.
+    pub apply_chat_template: Option<bool>,
+    /// Variables handed to the chat template.
+    pub apply_chat_template_kwargs: toml::Table,
+    /// A system message put before every conversation that has none.
+    pub system_prompt: Option<String>,
+    /// Another order every epoch. Default false.
+    pub shuffle: Option<bool>,
+    /// How hard a source plugin's prompts are, from 0 (easiest) to 1 (hardest). Default 0.
+    pub difficulty: Option<f64>,
+}
+
+/// `[eval]`: held-out prompts, scored by the same plugins.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct EvalSection {
+    /// Rollout steps between evaluations. Default: none.
+    pub interval: Option<u64>,
+    /// Data sets by name. Without it a source plugin draws prompts that training never sees.
+    pub prompt_data: BTreeMap<String, String>,
+    /// Prompts drawn from a source plugin. Default 64.
+    pub num_prompts: Option<u64>,
+    /// Default 1.
+    pub n_samples_per_prompt: Option<u32>,
+    /// 0 is greedy. Default 0.
+    pub temperature: Option<f64>,
+    /// Default: as in `rollout`.
+    pub top_p: Option<f64>,
+    /// Default: as in `rollout`.
+    pub top_k: Option<i64>,
+    /// Default: as in `rollout`.
+    pub max_response_len: Option<u32>,
+    /// Default: as in `data`.
+    pub input_key: Option<String>,
+    /// Default: as in `data`.
+    pub label_key: Option<String>,
+    /// No evaluation before the first step. Default false.
+    pub skip_before_train: Option<bool>,
+}
+
+/// `[rollout]`: how many groups a step samples, and how.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct RolloutSection {
+    /// Prompts of one rollout step.
+    pub batch_size: Option<u64>,
+    /// Rollouts of one prompt. Default 8.
+    pub n_samples_per_prompt: Option<u32>,
+    /// Default 1. Training needs more than 0.
+    pub temperature: Option<f64>,
+    /// Default 1.
+    pub top_p: Option<f64>,
+    /// -1 keeps all. Default -1.
+    pub top_k: Option<i64>,
+    /// Tokens one rollout may sample. Default 256.
+    pub max_response_len: Option<u32>,
+    /// Prompt and response together. Default: the model's.
+    pub max_context_len: Option<u32>,
+    /// Strings that end a turn.
+    pub stop: Option<Vec<String>>,
+    /// Token ids that end a turn, beside the model's own.
+    pub stop_token_ids: Option<Vec<u32>>,
+    /// Versions a trained token may be behind. 0 samples and trains in turn; 1 samples the next
+    /// step's groups while this step trains. Default 0.
+    pub max_lag: Option<u64>,
+    /// Which groups are trained on. Default `all`.
+    pub filter: Option<Filter>,
+    /// How often a step draws more prompts because groups were left out. Default 20.
+    pub max_refills: Option<u32>,
+    /// Requests in flight at once. Default 64.
+    pub concurrency: Option<usize>,
+    /// Running SGLang servers, `host:port`, instead of the embedded engine.
+    pub external_engine_addrs: Option<Vec<String>>,
+    /// Directory that servers given by address can read; new weights are handed over there.
+    pub update_weight_disk_dir: Option<PathBuf>,
+}
+
+/// Which groups are trained on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Filter {
+    /// Every group.
+    #[default]
+    All,
+    /// Groups whose rewards differ; the others are replaced by fresh ones.
+    NonzeroStd,
+}
+
+/// `[algorithm]`: advantages and loss. Defaults are the trainer's.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct AlgorithmSection {
+    /// Default `grpo`.
+    pub advantage_estimator: Option<Estimator>,
+    /// Dr. GRPO: do not divide by the group's standard deviation. Default false.
+    pub disable_grpo_std_normalization: Option<bool>,
+    /// Whiten advantages over the step's tokens. Default false.
+    pub normalize_advantages: Option<bool>,
+    /// Discount of `reinforce_plus_plus`. Default 1.
+    pub gamma: Option<f64>,
+    /// Default 0.2.
+    pub eps_clip: Option<f64>,
+    /// Default: `eps_clip`.
+    pub eps_clip_high: Option<f64>,
+    /// Dual clip; more than 1. Default: none.
+    pub eps_clip_c: Option<f64>,
+    /// KL to the reference, taken from the reward. Default 0.
+    pub kl_coef: Option<f64>,
+    /// Measure the KL to the reference in the loss. Default false.
+    pub use_kl_loss: Option<bool>,
+    /// Its weight. Default 0.
+    pub kl_loss_coef: Option<f64>,
+    /// `k1`, `k2`, `k3` or `low_var_kl`. Default `k3` in the loss, `k1` in the reward.
+    pub kl_loss_type: Option<KlKind>,
+    /// Weigh the KL in the loss by the ratio. Default false.
+    pub use_unbiased_kl: Option<bool>,
+    /// Default 0.
+    pub entropy_coef: Option<f64>,
+    /// Take the engine's log-probs as the old policy's. Default false.
+    pub use_rollout_logprobs: Option<bool>,
+    /// Reweigh tokens by the truncated ratio between trainer and engine. Default false.
+    pub use_tis: Option<bool>,
+    /// Largest weight. Default 2.
+    pub tis_clip: Option<f64>,
+    /// Smallest weight. Default 0.
+    pub tis_clip_low: Option<f64>,
+    /// `rollout-mean`, `token-mean`, `sequence-mean` or `constant-length`. Default `rollout-mean`.
+    pub loss_aggregation: Option<Aggregation>,
+    /// The divisor of `constant-length`.
+    pub loss_constant_length: Option<usize>,
+}
+
+/// `[train]`: the optimizer and its batches. Defaults are the trainer's.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct TrainSection {
+    /// Rollouts of one train step. Default: all of a rollout step.
+    pub global_batch_size: Option<usize>,
+    /// Train steps of one rollout step, instead of `global_batch_size`.
+    pub num_steps_per_rollout: Option<usize>,
+    /// Tokens packed into one micro-batch. Default 4096.
+    pub max_tokens_per_gpu: Option<usize>,
+    /// What is computed again in the backward pass: `none`, `selective` or `full`. Default `selective`.
+    pub recompute_granularity: Option<Recompute>,
+    /// Only the first layers recompute. Default: all.
+    pub recompute_num_layers: Option<usize>,
+    /// Rows whose logits exist at once. Default: by the vocabulary's size.
+    pub log_probs_chunk_size: Option<usize>,
+    /// Default 1e-6.
+    pub lr: Option<f64>,
+    /// Where the decay ends. Default 0.
+    pub min_lr: Option<f64>,
+    /// `constant`, `linear`, `cosine`, `inverse-square-root` or `WSD`. Default `constant`.
+    pub lr_decay_style: Option<DecayStyle>,
+    /// Train steps until `min_lr`. Default: the run's.
+    pub lr_decay_iters: Option<u64>,
+    /// Train steps of linear warm-up. Default 0.
+    pub lr_warmup_iters: Option<u64>,
+    /// Where warm-up starts. Default 0.
+    pub lr_warmup_init: Option<f64>,
+    /// Train steps of WSD's last phase.
+    pub lr_wsd_decay_iters: Option<u64>,
+    /// Shape of WSD's last phase: `linear`, `cosine`, `exponential` or `minus_sqrt`.
+    pub lr_wsd_decay_style: Option<WsdStyle>,
+    /// Of matrices; norms and biases never decay. Default 0.1.
+    pub weight_decay: Option<f64>,
+    /// Default 0.9.
+    pub adam_beta1: Option<f64>,
+    /// Default 0.98.
+    pub adam_beta2: Option<f64>,
+    /// Default 1e-8.
+    pub adam_eps: Option<f64>,
+    /// Largest gradient norm; 0 does not clip. Default 1.
+    pub clip_grad: Option<f64>,
+    /// Ranks that share a layer. This build has one rank.
+    pub tensor_model_parallel_size: Option<u64>,
+    /// Ranks that share the depth. This build has one rank.
+    pub pipeline_model_parallel_size: Option<u64>,
+    /// Ranks that share a sequence. This build has one rank.
+    pub context_parallel_size: Option<u64>,
+    /// Ranks that share the experts. This build has one rank.
+    pub expert_model_parallel_size: Option<u64>,
+    /// Ranks that share the batch. This build has one rank.
+    pub data_parallel_size: Option<u64>,
+}
+
+/// `[sft]`: supervised fine-tuning.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct SftSection {
+    /// JSONL or parquet of conversations or of prompt and label. Without it a source plugin's
+    /// prompts with their labels are the answers to learn.
+    pub data: Option<String>,
+    /// Column of the conversation or prompt. Default `messages`.
+    pub input_key: Option<String>,
+    /// Column of the answer, where `input_key` is only the prompt. Default: none.
+    pub label_key: Option<String>,
+    /// Train steps. Default: one pass over the data.
+    pub num_steps: Option<u64>,
+    /// Sequences of one train step. Default 32.
+    pub batch_size: Option<u64>,
+    /// Default: `train.lr`.
+    pub lr: Option<f64>,
+    /// Where the decay ends. Default 0.
+    pub min_lr: Option<f64>,
+    /// Train steps of linear warm-up. Default 0.
+    pub lr_warmup_iters: Option<u64>,
+    /// Shape of the decay over `num_steps`. Default `constant`.
+    pub lr_decay_style: Option<DecayStyle>,
+}
+
+/// `[limits]`: budgets of one plugin call.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct LimitsSection {
+    /// Time in which the guest runs, `"250ms"`. Default 2 s.
+    pub cpu: Option<String>,
+    /// Time from call to answer, `"10s"`. Default 10 s.
+    pub wall: Option<String>,
+    /// Linear memory, `"256MiB"`. Default 256 MiB.
+    pub memory: Option<String>,
+}

@@ -1,0 +1,93 @@
+//! The trainer behind the loop's trait, with the places its weights go.
+
+use super::Learn;
+use crate::error::{Failure, Result};
+use crate::wire::Model;
+use slime_core::{RolloutRecord, Step};
+use slime_kernels::Ops;
+use slime_model::hf::{self, DEFAULT_SHARD_BYTES, save_dir, save_weights};
+use slime_trainer::{TrainMetrics, Trainer, checkpoint};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// A trainer on one device.
+pub struct Learner<O: Ops> {
+    /// The trainer.
+    pub trainer: Trainer<O>,
+    /// What it trains.
+    pub model: Arc<Model>,
+    /// Where checkpoints go.
+    pub checkpoints: PathBuf,
+    /// Newest ones kept.
+    pub keep: usize,
+}
+
+impl<O: Ops> Learner<O> {
+    /// Continue from the newest checkpoint; 0 where there is none.
+    ///
+    /// # Errors
+    /// It is of another model, or damaged.
+    pub fn resume(&mut self) -> Result<Step> {
+        match checkpoint::latest(&self.checkpoints).map_err(train_failed)? {
+            Some((_, dir)) => self.trainer.load(&dir).map_err(train_failed),
+            None => Ok(Step(0)),
+        }
+    }
+}
+
+impl<O: Ops> Learn for Learner<O> {
+    fn train(&mut self, records: &[RolloutRecord]) -> Result<Vec<TrainMetrics>> {
+        self.trainer.train(records).map_err(train_failed)
+    }
+
+    fn save(&mut self, finished: Step) -> Result<()> {
+        self.trainer
+            .save(&self.checkpoints.join(format!("step_{finished}")), finished)
+            .map_err(train_failed)?;
+        checkpoint::keep_last(&self.checkpoints, self.keep).map_err(train_failed)
+    }
+
+    fn write_weights(&self, dir: &Path) -> Result<()> {
+        let read = |param: &_| self.trainer.read_param(param);
+        save_weights(
+            dir,
+            &self.model.spec,
+            hf::Dtype::F32,
+            DEFAULT_SHARD_BYTES,
+            read,
+        )
+        .map_err(train_failed)
+    }
+
+    fn write_model(&self, dir: &Path) -> Result<()> {
+        export(&self.trainer, &self.model, dir)
+    }
+}
+
+/// Write what was trained as an HF directory.
+///
+/// # Errors
+/// The disk refused.
+pub fn export<O: Ops>(trainer: &Trainer<O>, model: &Model, dir: &Path) -> Result<()> {
+    let read = |param: &_| trainer.read_param(param);
+    save_dir(
+        dir,
+        &model.spec,
+        &model.files,
+        hf::Dtype::F32,
+        DEFAULT_SHARD_BYTES,
+        read,
+    )
+    .map_err(train_failed)
+}
+
+/// A trainer's error once the run has begun.
+pub fn train_failed(error: slime_trainer::Error) -> Failure {
+    let full = matches!(&error, slime_trainer::Error::Io { source, .. } if source.kind() == std::io::ErrorKind::StorageFull);
+    let failure = Failure::run(error.to_string());
+    if full {
+        failure.help("the disk is full, the checkpoint before is whole: free space, then continue with --resume")
+    } else {
+        failure
+    }
+}

@@ -1,0 +1,318 @@
+//! The one loop: sample, score, train, publish, repeat.
+//!
+//! It knows the others only through the traits below, so its order is tested with fakes. What they are in a real run
+//! is put together in `open`; what a step's row says is `row`'s.
+
+pub mod evals;
+pub mod journal;
+pub mod learner;
+pub mod open;
+pub mod opened;
+pub mod publish;
+pub mod row;
+pub mod run_dir;
+pub mod start;
+pub mod stop;
+pub mod warm_up;
+pub mod watch;
+
+#[cfg(test)]
+mod tests;
+
+use crate::error::{Failure, Result};
+use crate::telemetry::Row;
+use slime_core::ports::BoxFuture;
+use slime_core::{Group, RolloutRecord, Step, WeightVersion};
+use slime_rollout::{Collected, Taken};
+use slime_trainer::TrainMetrics;
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use stop::Stop;
+use tokio::task::JoinHandle;
+use tracing::Instrument;
+
+/// Samples a step's groups into the buffer.
+pub trait Sample: Send + Sync {
+    /// Until `n` groups are kept.
+    fn groups(&self, step: Step, n: usize) -> BoxFuture<'_, Result<Collected>>;
+    /// The pool serves `version` from now on.
+    fn serve(&self, version: WeightVersion);
+}
+
+/// The Data Buffer.
+pub trait Queue: Send + Sync {
+    /// Groups still to be sampled before `n` can be taken.
+    fn missing(&self, step: Step, n: usize, served: WeightVersion) -> Result<usize>;
+    /// The step's groups.
+    fn take(&self, step: Step, n: usize, served: WeightVersion) -> Result<Taken>;
+    /// They are in the weights.
+    fn trained(&self, step: Step) -> Result<()>;
+}
+
+/// The trainer, whatever it computes on.
+pub trait Learn: Send + Sync {
+    /// Train on one rollout step's records.
+    fn train(&mut self, records: &[RolloutRecord]) -> Result<Vec<TrainMetrics>>;
+    /// Write a checkpoint that says so many rollout steps are finished.
+    fn save(&mut self, finished: Step) -> Result<()>;
+    /// Write the present weights to a directory, and nothing else.
+    fn write_weights(&self, dir: &Path) -> Result<()>;
+    /// Write the present model as an HF directory.
+    fn write_model(&self, dir: &Path) -> Result<()>;
+}
+
+/// Hands the trainer's weights to the pool.
+pub trait Publish: Send {
+    /// As `version`.
+    fn publish<'a>(
+        &'a mut self,
+        learner: &'a dyn Learn,
+        version: WeightVersion,
+    ) -> BoxFuture<'a, Result<()>>;
+}
+
+/// Held-out prompts.
+pub trait Evaluate: Send + Sync {
+    /// Score what the pool serves, after `finished` steps.
+    fn evaluate(&self, finished: Step, served: WeightVersion) -> BoxFuture<'_, Result<Row>>;
+}
+
+/// Where a step's numbers go.
+pub trait Journal: Send {
+    /// One finished step.
+    fn record(&mut self, row: &Row, groups: &[Group]) -> Result<()>;
+}
+
+/// A loop and what it runs on.
+pub struct Job {
+    /// Steps still to be done; a resumed run does not begin at 0.
+    pub steps: Range<u64>,
+    /// Groups a step trains on.
+    pub groups_per_step: usize,
+    /// Versions a trained token may be behind; above 0, the next step is sampled while this one trains.
+    pub max_lag: u64,
+    /// Steps between checkpoints; the last step is always saved.
+    pub save_interval: u64,
+    /// Steps between evaluations, and whether there is one before the first step.
+    pub eval_interval: Option<(u64, bool)>,
+    /// Samples.
+    pub sampler: Arc<dyn Sample>,
+    /// Keeps what was sampled.
+    pub queue: Arc<dyn Queue>,
+    /// Learns.
+    pub learner: Box<dyn Learn>,
+    /// Publishes.
+    pub publisher: Box<dyn Publish>,
+    /// Evaluates.
+    pub evaluator: Option<Arc<dyn Evaluate>>,
+    /// Takes the numbers.
+    pub journal: Box<dyn Journal>,
+    /// Tells that the person wants to stop.
+    pub stop: Stop,
+}
+
+/// How a loop ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// Every step is done.
+    Finished,
+    /// The person stopped it after so many steps; they are saved.
+    Stopped(u64),
+}
+
+/// The next step's groups, being sampled.
+type Ahead = JoinHandle<Result<Collected>>;
+
+/// What goes from one step to the next.
+struct State {
+    served: WeightVersion,
+    ahead: Option<Ahead>,
+    /// What sampling ahead gave, once it was waited for.
+    ready: Vec<Collected>,
+    /// Evaluated before the first step; told in its row.
+    baseline: Option<Row>,
+    finished: u64,
+    saved: u64,
+}
+
+/// Run every step of `job`.
+///
+/// Weights are published before the first sample and after every update, so every token's version is one that the
+/// pool really served. Where something fails, what was learned is saved before the error is returned.
+///
+/// # Errors
+/// Whatever stopped the run.
+pub async fn run(job: &mut Job) -> Result<End> {
+    let start = job.steps.start;
+    let mut state = State {
+        served: WeightVersion(start),
+        ahead: None,
+        ready: Vec::new(),
+        baseline: None,
+        finished: start,
+        saved: start,
+    };
+    let result = steps(job, &mut state).await;
+    if let Some(ahead) = state.ahead.take() {
+        ahead.abort();
+    }
+    match result {
+        Ok(end) => {
+            save(job, &mut state)?;
+            Ok(end)
+        }
+        Err(error) => Err(match save(job, &mut state) {
+            Ok(()) if state.finished > 0 => error.and_help(&format!(
+                "{} steps are saved: continue with --resume",
+                state.finished
+            )),
+            Ok(()) => error,
+            Err(second) => error.and_help(&format!(
+                "the last steps could not be saved either: {second}"
+            )),
+        }),
+    }
+}
+
+async fn steps(job: &mut Job, state: &mut State) -> Result<End> {
+    publish(job, state).await?;
+    if state.finished == 0 && job.eval_interval.is_some_and(|(_, before)| before) {
+        state.baseline = evaluate(job, state).await?;
+    }
+    for step in job.steps.clone() {
+        if job.stop.is_asked() {
+            return Ok(End::Stopped(state.finished));
+        }
+        let span = tracing::info_span!(target: "slime", "step", step, served = state.served.0);
+        if !one(job, state, Step(step)).instrument(span).await? {
+            return Ok(End::Stopped(state.finished));
+        }
+        if state.finished % job.save_interval == 0 {
+            save(job, state)?;
+        }
+    }
+    Ok(End::Finished)
+}
+
+/// One step; false where the person stopped it before it trained.
+async fn one(job: &mut Job, state: &mut State, step: Step) -> Result<bool> {
+    let begin = Instant::now();
+    let n = job.groups_per_step;
+    let Some(sampled) = collect(job, state, step).await? else {
+        return Ok(false);
+    };
+    let taken = job.queue.take(step, n, state.served)?;
+    if job.max_lag > 0 && step.0 + 1 < job.steps.end && !job.stop.is_asked() {
+        state.ahead = ahead(job, state, Step(step.0 + 1))?;
+    }
+
+    let records: Vec<RolloutRecord> = taken.groups.iter().flat_map(Group::records).collect();
+    let train = Instant::now();
+    let span = tracing::info_span!(target: "slime", "train", records = records.len());
+    let trained = tokio::task::block_in_place(|| span.in_scope(|| job.learner.train(&records)))?;
+    let train = train.elapsed();
+    job.queue.trained(step)?;
+    state.finished = step.0 + 1;
+
+    let mut row = row::of_step(step, &sampled, &taken, &trained, train);
+    let after = publish_and_evaluate(job, state, &mut row).await;
+    row.set("perf/step_time", begin.elapsed().as_secs_f64());
+    // What was trained is told even where the publish failed: a resumed run begins after it.
+    job.journal.record(&row, &taken.groups)?;
+    after.map(|()| true)
+}
+
+/// Fill the buffer for `step`; `None` where the person stopped it.
+async fn collect(job: &Job, state: &mut State, step: Step) -> Result<Option<Vec<Collected>>> {
+    let mut sampled = std::mem::take(&mut state.ready);
+    let missing = job.queue.missing(step, job.groups_per_step, state.served)?;
+    if missing > 0 {
+        let groups = job.sampler.groups(step, missing);
+        tokio::select! {
+            collected = groups => sampled.push(collected?),
+            () = job.stop.asked() => return Ok(None),
+        }
+    }
+    Ok(Some(sampled))
+}
+
+/// Begin to sample `step` with the weights served now.
+fn ahead(job: &Job, state: &State, step: Step) -> Result<Option<Ahead>> {
+    let missing = job.queue.missing(step, job.groups_per_step, state.served)?;
+    let sampler = Arc::clone(&job.sampler);
+    let work = async move { sampler.groups(step, missing).await };
+    Ok((missing > 0).then(|| tokio::spawn(work.in_current_span())))
+}
+
+async fn publish_and_evaluate(job: &mut Job, state: &mut State, row: &mut Row) -> Result<()> {
+    if let Some(mut ahead) = state.ahead.take() {
+        // Weights never change under a request in flight: which tokens they would write would depend on timing.
+        let wait = Instant::now();
+        tokio::select! {
+            collected = &mut ahead => state.ready.push(joined(collected)?),
+            () = job.stop.asked() => ahead.abort(),
+        }
+        row.set("perf/train_wait_time", wait.elapsed().as_secs_f64());
+    }
+    let begin = Instant::now();
+    publish(job, state).await?;
+    row.set("perf/update_weights_time", begin.elapsed().as_secs_f64());
+    let is_last = state.finished == job.steps.end;
+    let due = job
+        .eval_interval
+        .is_some_and(|(interval, _)| is_last || state.finished.is_multiple_of(interval));
+    let baseline = state.baseline.take();
+    let evaluated = if due && !job.stop.is_asked() {
+        evaluate(job, state).await?
+    } else {
+        None
+    };
+    if let Some(evaluated) = evaluated.or(baseline) {
+        row.0.extend(evaluated.0);
+    }
+    Ok(())
+}
+
+async fn publish(job: &mut Job, state: &mut State) -> Result<()> {
+    let next = state.served.next();
+    job.publisher.publish(&*job.learner, next).await?;
+    job.sampler.serve(next);
+    state.served = next;
+    Ok(())
+}
+
+async fn evaluate(job: &Job, state: &State) -> Result<Option<Row>> {
+    let Some(evaluator) = &job.evaluator else {
+        return Ok(None);
+    };
+    let begin = Instant::now();
+    let span = tracing::info_span!(target: "slime", "eval", finished = state.finished);
+    tokio::select! {
+        row = evaluator.evaluate(Step(state.finished), state.served).instrument(span) => {
+            let mut row = row?;
+            row.set("perf/eval_time", begin.elapsed().as_secs_f64());
+            Ok(Some(row))
+        }
+        () = job.stop.asked() => Ok(None),
+    }
+}
+
+fn save(job: &mut Job, state: &mut State) -> Result<()> {
+    if state.finished > state.saved {
+        let span = tracing::info_span!(target: "slime", "save", finished = state.finished);
+        tokio::task::block_in_place(|| span.in_scope(|| job.learner.save(Step(state.finished))))?;
+        state.saved = state.finished;
+    }
+    Ok(())
+}
+
+fn joined(result: Result<Result<Collected>, tokio::task::JoinError>) -> Result<Collected> {
+    result.unwrap_or_else(|e| Err(Failure::run(format!("sampling ahead stopped: {e}"))))
+}
+
+/// Seconds as a number for a row.
+pub fn seconds(duration: Duration) -> f64 {
+    duration.as_secs_f64()
+}

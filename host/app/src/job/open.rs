@@ -1,0 +1,305 @@
+//! A run on real parts: from what was opened to a [`Job`], and from its end to the files it leaves.
+
+use super::evals::Evals;
+use super::journal::RunJournal;
+use super::learner::Learner;
+use super::opened::Opened;
+use super::publish::Publishing;
+use super::row::AXIS;
+use super::start::learner;
+use super::stop::Stop;
+use super::watch::Watch;
+use super::{End, Evaluate, Job, Learn, Queue, Sample, run_dir};
+use crate::error::{Failure, Result, at_path};
+use crate::telemetry::console::{self, COLUMNS, Console};
+use crate::telemetry::{Telemetry, Trace, metrics, report};
+use crate::wire::model::Computer;
+use crate::wire::{Serving, refused, rollout_failed};
+use slime_core::ports::BoxFuture;
+use slime_core::{Step, WeightVersion};
+use slime_rollout::pool::PauseMode;
+use slime_rollout::{Buffer, Collected, Publisher, Sampler, Start, Taken, WeightDirs};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A run's directory and whether something is in it.
+#[derive(Clone, Debug)]
+pub struct Place {
+    /// The directory.
+    pub dir: PathBuf,
+    /// Whether a run is continued.
+    pub resume: bool,
+}
+
+/// Run the loop to its end or until the person stops it.
+///
+/// # Errors
+/// Whatever stopped it.
+pub async fn run(opened: Opened, place: Place, console: &Console, trace: &Trace) -> Result<End> {
+    if !place.resume {
+        // Before the database: a directory with a database can be resumed, and that needs the recipe.
+        run_dir::write_recipe(&place.dir, &opened.said)?;
+    }
+    let buffer = open_buffer(&opened, &place)?;
+    let Place { dir, resume } = &place;
+    let stop = Stop::listen(console.clone());
+    let total = opened.num_steps();
+    let bar = console.progress("steps", total);
+    let Some(learner) = learner(&opened, dir, &bar, &stop, console).await? else {
+        console.line(" stopped during the warm-up; nothing is saved yet");
+        return Ok(End::Stopped(0));
+    };
+    let (learner, start) = learner;
+    if start.0 >= total {
+        // Killed after its last checkpoint, or asked for nothing more.
+        learner.write_model(&dir.join(run_dir::MODEL))?;
+        close(&opened, dir, End::Finished, console, trace)?;
+        return Ok(End::Finished);
+    }
+    if *resume {
+        let resumed = buffer
+            .resume_at(start, WeightVersion(start.0 + 1))
+            .map_err(rollout_failed)?;
+        console.line(&format!(
+            " continuing at step {start}: {} groups are ready, {} rollouts of others",
+            resumed.num_queued, resumed.num_partial
+        ));
+    }
+
+    let label = dir
+        .file_name()
+        .map_or_else(|| "run".into(), |name| name.to_string_lossy().into_owned());
+    let serving = Serving::start(
+        &opened.model,
+        &opened.plan.rollout,
+        &opened.said,
+        &label,
+        None,
+    )
+    .await?;
+    console.line(&header(&opened, &serving, dir));
+    let journal = RunJournal {
+        telemetry: Telemetry::open(dir, AXIS, trace, resume.then_some(start.0))
+            .map_err(at_path(dir))?,
+        console: console.clone(),
+        bar: bar.clone(),
+        reward_range: opened.plugins.reward_range,
+        rollouts: dir.join("rollouts"),
+    };
+    let mut job = job(
+        &opened,
+        &serving,
+        &buffer,
+        learner,
+        start.0..total,
+        journal,
+        stop,
+    )?;
+    console.line(COLUMNS);
+    bar.set(start.0);
+    let end = super::run(&mut job).await;
+    drop(bar);
+    let end = end?;
+    if end == End::Finished {
+        tokio::task::block_in_place(|| job.learner.write_model(&dir.join(run_dir::MODEL)))?;
+    }
+    drop(job);
+    serving.stop().await;
+    close(&opened, dir, end, console, trace)?;
+    Ok(end)
+}
+
+fn open_buffer(opened: &Opened, place: &Place) -> Result<Arc<Buffer>> {
+    if place.resume {
+        run_dir::same_recipe(&place.dir, &opened.said)?;
+    }
+    let identity = run_dir::identity(&opened.said, &opened.model, &opened.plugins);
+    let start = if place.resume {
+        Start::Resume
+    } else {
+        Start::Fresh
+    };
+    let buffer = Buffer::open(
+        &place.dir.join(run_dir::DATABASE),
+        &identity,
+        start,
+        opened.plan.rollout.max_lag,
+    );
+    Ok(Arc::new(
+        buffer.map_err(|e| refused(&opened.said, &["run.dir"], e))?,
+    ))
+}
+
+fn job(
+    opened: &Opened,
+    serving: &Serving,
+    buffer: &Arc<Buffer>,
+    learner: Learner<Computer>,
+    steps: std::ops::Range<u64>,
+    journal: RunJournal,
+    stop: Stop,
+) -> Result<Job> {
+    let (plan, bar) = (&opened.plan, &journal.bar);
+    let driver = opened.driver(
+        serving,
+        &plan.rollout.sampling,
+        plan.rollout.n_samples_per_prompt,
+        "train",
+    );
+    let source = opened
+        .source
+        .clone()
+        .ok_or_else(|| Failure::run("no prompts"))?;
+    let sampler = Sampler::new(driver, source, buffer.clone())
+        .with_filters(opened.filters())
+        .with_progress(Arc::new(Watch::new(bar.clone(), "sample")));
+    let weights = plan
+        .rollout
+        .publish_dir
+        .clone()
+        .unwrap_or_else(|| run_weights(learner.checkpoints.parent()));
+    let evaluator = plan.eval.as_ref().map(|eval| {
+        let driver = opened.driver(serving, &eval.sampling, eval.n_samples_per_prompt, "eval");
+        let progress = Arc::new(Watch::new(bar.clone(), "evaluate"));
+        Arc::new(Evals {
+            driver,
+            sources: opened.held_out.clone(),
+            progress,
+        }) as Arc<dyn Evaluate>
+    });
+    Ok(Job {
+        steps,
+        groups_per_step: plan.rollout.batch_size as usize,
+        max_lag: plan.rollout.max_lag,
+        save_interval: plan.run.save_interval,
+        eval_interval: plan
+            .eval
+            .as_ref()
+            .and_then(|eval| Some((eval.interval?, eval.before_train))),
+        sampler: Arc::new(sampler),
+        queue: buffer.clone(),
+        learner: Box::new(learner),
+        publisher: Box::new(Publishing {
+            dirs: WeightDirs::open(&weights).map_err(rollout_failed)?,
+            publisher: Publisher::new(
+                serving.pool.clone(),
+                PauseMode::Retract,
+                Duration::from_secs(600),
+            ),
+            whole_models: !plan.rollout.servers.is_empty(),
+        }),
+        evaluator,
+        journal: Box::new(journal),
+        stop,
+    })
+}
+
+fn run_weights(dir: Option<&Path>) -> PathBuf {
+    dir.unwrap_or(Path::new(".")).join("weights")
+}
+
+fn header(opened: &Opened, serving: &Serving, dir: &Path) -> String {
+    let (plan, model) = (&opened.plan, &opened.model);
+    let built_in = if model.is_builtin() { ", built in" } else { "" };
+    let estimator = serde_json::to_value(plan.train.advantage_estimator).ok();
+    let estimator = estimator
+        .as_ref()
+        .and_then(|name| name.as_str())
+        .unwrap_or_default()
+        .to_owned();
+    console::header(&[
+        (
+            "model",
+            format!("{} ({}{built_in})", model.name(), model.size()),
+        ),
+        ("engine", serving.name.clone()),
+        ("plugins", opened.plugins.names()),
+        (
+            "algo",
+            format!(
+                "{estimator}   {} prompts × {} samples",
+                plan.rollout.batch_size, plan.rollout.n_samples_per_prompt
+            ),
+        ),
+        ("run", dir.display().to_string()),
+        (
+            "steps",
+            format!(
+                "{}   lr {:e}   seed {}",
+                opened.num_steps(),
+                plan.train.lr,
+                plan.seed
+            ),
+        ),
+    ])
+}
+
+fn close(opened: &Opened, dir: &Path, end: End, console: &Console, trace: &Trace) -> Result<()> {
+    trace.close();
+    let rows = metrics::read(dir).map_err(at_path(dir))?;
+    let title = dir
+        .file_name()
+        .map_or_else(|| "run".into(), |name| name.to_string_lossy().into_owned());
+    let path = dir.join(report::FILE);
+    std::fs::write(&path, report::render(&title, &opened.facts(), &rows))
+        .map_err(at_path(&path))?;
+    let reward = report::reward(&rows);
+    let moved = reward.map_or_else(String::new, |(first, last)| {
+        let verb = if last > first { "rose" } else { "went" };
+        format!("reward {verb} from {first:.2} to {last:.2}. ")
+    });
+    let sentence = match end {
+        End::Finished => moved.trim_end().to_owned(),
+        End::Stopped(step) => format!("{moved}Stopped after {step} steps, all saved."),
+    };
+    let files = [
+        "report.svg",
+        "metrics.jsonl",
+        "model",
+        "checkpoints",
+        "tensorboard",
+        "trace.json",
+        "rollouts",
+        "run.db",
+    ];
+    let next = match end {
+        End::Finished => vec![
+            format!("slime-host inspect {}", dir.display()),
+            format!(
+                "slime-host serve --model {}",
+                dir.join(run_dir::MODEL).display()
+            ),
+        ],
+        End::Stopped(_) => vec![format!(
+            "slime-host run --resume --set run.dir={}",
+            dir.display()
+        )],
+    };
+    console.line(&console::summary(&sentence, dir, &files, &next));
+    Ok(())
+}
+
+impl Sample for Sampler {
+    fn groups(&self, step: Step, n: usize) -> BoxFuture<'_, Result<Collected>> {
+        Box::pin(async move { Sampler::groups(self, step, n).await.map_err(rollout_failed) })
+    }
+
+    fn serve(&self, version: WeightVersion) {
+        Sampler::serve(self, version);
+    }
+}
+
+impl Queue for Buffer {
+    fn missing(&self, step: Step, n: usize, served: WeightVersion) -> Result<usize> {
+        Buffer::missing(self, step, n, served).map_err(rollout_failed)
+    }
+
+    fn take(&self, step: Step, n: usize, served: WeightVersion) -> Result<Taken> {
+        Buffer::take(self, step, n, served).map_err(rollout_failed)
+    }
+
+    fn trained(&self, step: Step) -> Result<()> {
+        Buffer::trained(self, step).map_err(rollout_failed)
+    }
+}

@@ -1,0 +1,158 @@
+//! What a plan names, opened and checked before anything starts.
+
+use crate::config::plan::{Length, Plan, SamplingPlan};
+use crate::config::sections::Filter;
+use crate::config::{Problem, Resolved};
+use crate::error::{Failure, Result};
+use crate::telemetry::Console;
+use crate::wire::{Model, Plugins, Serving, sources};
+use slime_core::SamplingParams;
+use slime_core::ports::Source;
+use slime_rollout::SamplerConfig;
+use slime_rollout::collect::{Driver, GroupFilter, ZeroStd};
+use std::sync::Arc;
+
+/// What a run was asked for, opened and checked.
+pub struct Opened {
+    /// What to do.
+    pub plan: Plan,
+    /// Who said so.
+    pub said: Resolved,
+    /// The policy.
+    pub model: Arc<Model>,
+    /// Plugins.
+    pub plugins: Plugins,
+    /// Prompts to train on.
+    pub source: Option<Arc<dyn Source>>,
+    /// Held-out prompts.
+    pub held_out: Vec<Arc<dyn Source>>,
+}
+
+impl Opened {
+    /// Open everything the plan names. `trains` says whether prompts to train on are needed.
+    ///
+    /// # Errors
+    /// Every problem of every part.
+    pub fn new(plan: Plan, said: Resolved, trains: bool, console: &Console) -> Result<Self> {
+        let mut problems = Vec::new();
+        let mut keep = |failure: Failure, problems: &mut Vec<Problem>| match failure {
+            Failure::Config(found) => {
+                problems.extend(found.0);
+                None
+            }
+            run => Some(run),
+        };
+        let model = Model::open(&plan.model, &said, plan.seed);
+        let plugins = Plugins::open(&plan, &said, console);
+        let plugin = plugins.as_ref().ok().and_then(|p| p.source.clone());
+        // Without plugins it is not known whether one is a source, so only files are looked at.
+        let known = plugins.is_ok();
+        let source = (trains && (known || plan.data.is_some()))
+            .then(|| sources::training(plan.data.as_ref(), &plan.chat, plugin.as_ref(), &said))
+            .transpose();
+        let held_out = match &plan.eval {
+            Some(eval) if known || !eval.sets.is_empty() => {
+                sources::held_out(eval, &plan.chat, plugin.as_ref(), &said)
+            }
+            _ => Ok(Vec::new()),
+        };
+        let mut failures = Vec::new();
+        let model = model
+            .map_err(|e| failures.extend(keep(e, &mut problems)))
+            .ok();
+        let plugins = plugins
+            .map_err(|e| failures.extend(keep(e, &mut problems)))
+            .ok();
+        let source = source
+            .map_err(|e| failures.extend(keep(e, &mut problems)))
+            .ok();
+        let held_out = held_out
+            .map_err(|e| failures.extend(keep(e, &mut problems)))
+            .ok();
+        crate::cli::collected(problems)?;
+        match (model, plugins, source, held_out) {
+            (Some(model), Some(plugins), Some(source), Some(held_out)) => Ok(Self {
+                plan,
+                said,
+                model: Arc::new(model),
+                plugins,
+                source,
+                held_out,
+            }),
+            _ => Err(failures
+                .pop()
+                .unwrap_or_else(|| Failure::run("a part of the run could not be opened"))),
+        }
+    }
+
+    /// Who drives rollouts, sampled as `how` says.
+    pub fn driver(
+        &self,
+        serving: &Serving,
+        how: &SamplingPlan,
+        n_samples_per_prompt: u32,
+        rid_prefix: &str,
+    ) -> Driver {
+        let params = SamplingParams {
+            max_new_tokens: how.max_response_len,
+            temperature: how.temperature,
+            top_p: how.top_p,
+            top_k: how.top_k,
+            stop: how.stop.clone(),
+            stop_token_ids: how.stop_token_ids.clone(),
+            ..SamplingParams::default()
+        };
+        let mut config = SamplerConfig::new(
+            self.plan.seed,
+            n_samples_per_prompt,
+            params,
+            serving.context_tokens,
+        );
+        config.limits.response_tokens = Some(how.max_response_len);
+        config.rid_prefix = rid_prefix.into();
+        config.template_kwargs = self.plan.template_kwargs.clone();
+        config.max_refills = self.plan.rollout.max_refills;
+        Driver::new(
+            serving.pool.clone(),
+            self.model.text.clone(),
+            self.plugins.generator.clone(),
+            self.plugins.verifier.clone(),
+            config,
+        )
+    }
+
+    /// Which groups are trained on.
+    pub fn filters(&self) -> Vec<Arc<dyn GroupFilter>> {
+        match self.plan.rollout.filter {
+            Filter::All => Vec::new(),
+            Filter::NonzeroStd => vec![Arc::new(ZeroStd)],
+        }
+    }
+
+    /// Rollout steps of the whole run.
+    pub fn num_steps(&self) -> u64 {
+        match (
+            self.plan.run.length,
+            self.source.as_ref().and_then(|source| source.len()),
+        ) {
+            (Length::Steps(steps), _) => steps,
+            (Length::Epochs(epochs), rows) => {
+                (epochs * rows.unwrap_or(0) / self.plan.rollout.batch_size).max(1)
+            }
+        }
+    }
+
+    /// Model, algorithm and size in a few words.
+    pub fn facts(&self) -> String {
+        let rollout = &self.plan.rollout;
+        format!(
+            "{} · {} · {} prompts × {} samples · lr {:e} · seed {}",
+            self.model.name(),
+            self.model.size(),
+            rollout.batch_size,
+            rollout.n_samples_per_prompt,
+            self.plan.train.lr,
+            self.plan.seed
+        )
+    }
+}

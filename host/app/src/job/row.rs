@@ -1,0 +1,136 @@
+//! A step's row in `metrics.jsonl`: what sampling, training and the clock said, under slime's names.
+
+use super::seconds;
+use crate::telemetry::Row;
+use serde_json::{Map, Value};
+use slime_core::Step;
+use slime_rollout::{Collected, Taken};
+use slime_trainer::TrainMetrics;
+use std::time::Duration;
+
+/// The axis of a run's rows.
+pub const AXIS: &str = "rollout/step";
+
+/// Counts add up over the train steps of one rollout step.
+const SUMS: [&str; 8] = [
+    "train/tokens",
+    "train/trained_tokens",
+    "train/masked_tokens",
+    "train/ratio_clamped",
+    "train/rollouts",
+    "train/masked_rollouts",
+    "train/micro_batches",
+    "train/skipped",
+];
+/// The last train step's value stands for all.
+const LAST: [&str; 2] = ["train/lr", "train/num_updates"];
+/// The worst train step's value stands for all.
+const MAXIMA: [&str; 1] = ["train/train_rollout_logprob_abs_diff_max"];
+
+/// The row of one rollout step.
+pub fn of_step(
+    step: Step,
+    sampled: &[Collected],
+    taken: &Taken,
+    trained: &[TrainMetrics],
+    train: Duration,
+) -> Row {
+    let mut row = Row::at(AXIS, step.0);
+    for collected in sampled {
+        for (name, value) in &collected.metrics.0 {
+            // A step that had to sample twice took as long as both.
+            let earlier = if name == "perf/rollout_time" {
+                row.get(name).unwrap_or(0.0)
+            } else {
+                0.0
+            };
+            row.set(name.clone(), value + earlier);
+        }
+    }
+    row.set_some("rollout/lag/mean", taken.lag_mean);
+    if let Some(lag) = taken.lag_max {
+        row.set_count("rollout/lag/max", lag);
+    }
+    row.0.extend(together(trained));
+    row.set("perf/train_time", seconds(train));
+    if let Some(tokens) = row.get("train/tokens") {
+        row.set("perf/actor_train_tok_per_s", tokens / seconds(train));
+    }
+    row
+}
+
+/// One train step as a row of its own.
+pub fn of_train(axis: &str, step: u64, metrics: &TrainMetrics, train: Duration) -> Row {
+    let mut row = Row::at(axis, step);
+    row.0.extend(together(std::slice::from_ref(metrics)));
+    row.set("perf/train_time", seconds(train));
+    row.set(
+        "perf/actor_train_tok_per_s",
+        metrics.tokens as f64 / seconds(train),
+    );
+    row
+}
+
+/// Several train steps' numbers as one.
+fn together(steps: &[TrainMetrics]) -> Map<String, Value> {
+    let maps: Vec<Map<String, Value>> = steps
+        .iter()
+        .filter_map(|metrics| serde_json::to_value(metrics).ok()?.as_object().cloned())
+        .collect();
+    let mut all = Map::new();
+    for (name, last) in maps.last().into_iter().flatten() {
+        let values: Vec<f64> = maps
+            .iter()
+            .filter_map(|map| map.get(name)?.as_f64())
+            .collect();
+        let counts: Option<u64> = maps.iter().map(|map| map.get(name)?.as_u64()).sum();
+        let value = match name.as_str() {
+            _ if maps.len() == 1 => last.clone(),
+            name if LAST.contains(&name) => last.clone(),
+            name if SUMS.contains(&name) => counts.map_or(Value::Null, Value::from),
+            name if MAXIMA.contains(&name) => values
+                .iter()
+                .copied()
+                .reduce(f64::max)
+                .map_or(Value::Null, Value::from),
+            _ if values.is_empty() => Value::Null,
+            _ => Value::from(values.iter().sum::<f64>() / values.len() as f64),
+        };
+        all.insert(name.clone(), value);
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn several_train_steps_are_told_as_one() {
+        let step = |loss: f64, tokens: usize, lr: f64, gap: Option<f64>| TrainMetrics {
+            loss,
+            tokens,
+            lr,
+            train_rollout_logprob_abs_diff_max: gap,
+            ..TrainMetrics::default()
+        };
+        let all = together(&[
+            step(1.0, 10, 0.1, Some(3e-6)),
+            step(2.0, 30, 0.2, Some(1e-6)),
+            step(6.0, 2, 0.3, None),
+        ]);
+        assert_eq!(
+            (&all["train/loss"], &all["train/tokens"], &all["train/lr"]),
+            (&3.0.into(), &42.into(), &0.3.into())
+        );
+        assert_eq!(
+            all["train/train_rollout_logprob_abs_diff_max"],
+            Value::from(3e-6)
+        );
+        assert_eq!(
+            all["train/kl_loss"],
+            Value::Null,
+            "what no step measured is not 0"
+        );
+    }
+}

@@ -1,0 +1,156 @@
+//! The trainer at a run's first step: warmed up, or resumed from a checkpoint.
+
+use super::learner::{Learner, train_failed};
+use super::opened::Opened;
+use super::stop::Stop;
+use super::warm_up::{self, Corpus};
+use super::watch::on_train;
+use super::{Learn, row, run_dir};
+use crate::config::Problem;
+use crate::error::{Failure, Result, at_path};
+use crate::telemetry::Metrics;
+use crate::telemetry::console::{Console, Progress};
+use crate::wire::model::{Computer, load_other, model_failed};
+use crate::wire::{refused, sources};
+use slime_core::Step;
+use slime_core::ports::{Source, TextCodec};
+use slime_kernels::Ops;
+use slime_trainer::{Trainer, checkpoint};
+use std::path::Path;
+use std::sync::Arc;
+
+/// Rows of the supervised warm-up.
+const WARM_UP_FILE: &str = "sft.jsonl";
+/// Weights of the reference, where they are not on disk already.
+const REFERENCE: &str = "reference";
+
+/// The trainer, warmed up or resumed, and how many steps are finished. `None` if the person stopped it meanwhile.
+pub async fn learner(
+    opened: &Opened,
+    dir: &Path,
+    bar: &Progress,
+    stop: &Stop,
+    console: &Console,
+) -> Result<Option<(Learner<Computer>, Step)>> {
+    let (plan, model) = (&opened.plan, &opened.model);
+    let ops = Arc::new(Computer::new());
+    let checkpoints = dir.join(run_dir::CHECKPOINTS);
+    let found = checkpoint::latest(&checkpoints)
+        .map_err(train_failed)?
+        .is_some();
+    let reference = dir.join(REFERENCE);
+    let mut warmed = false;
+    let weights = match &plan.sft {
+        Some(_) if !found => {
+            let Some(trainer) = warm_up(opened, dir, &ops, stop, console).await? else {
+                return Ok(None);
+            };
+            warmed = true;
+            let weights = trainer.network().params().iter().map(|param| {
+                let data = trainer.read_param(param).map_err(train_failed)?;
+                ops.tensor(param.rows, param.cols, &data)
+                    .map_err(|e| Failure::run(e.to_string()))
+            });
+            weights.collect::<Result<Vec<_>>>()?
+        }
+        _ => model.load(&*ops).map_err(model_failed)?,
+    };
+    let trainer = Trainer::new(ops.clone(), model.spec.clone(), weights, plan.train.clone())
+        .map_err(train_failed)?;
+    let trainer = trainer
+        .with_vocab(model.text.vocab_size())
+        .with_progress(on_train(bar.clone()));
+    let mut learner = Learner {
+        trainer,
+        model: model.clone(),
+        checkpoints,
+        keep: plan.run.keep_checkpoints,
+    };
+    if warmed {
+        if plan.train.needs_reference().is_some() && plan.model.reference.is_none() {
+            learner.write_weights(&reference)?;
+        }
+        learner.save(Step(0))?;
+    }
+    if plan.train.needs_reference().is_some() {
+        let weights = match &plan.model.reference {
+            Some(other) => load_other(model, other, &*ops)
+                .map_err(|e| refused(&opened.said, &["model.ref_load"], e))?,
+            None if plan.sft.is_some() => {
+                load_other(model, &reference, &*ops).map_err(model_failed)?
+            }
+            None => model.load(&*ops).map_err(model_failed)?,
+        };
+        learner.trainer = learner
+            .trainer
+            .with_reference(weights)
+            .map_err(train_failed)?;
+    }
+    let start = learner.resume()?;
+    Ok(Some((learner, start)))
+}
+
+async fn warm_up(
+    opened: &Opened,
+    dir: &Path,
+    ops: &Arc<Computer>,
+    stop: &Stop,
+    console: &Console,
+) -> Result<Option<Trainer<Computer>>> {
+    let plan = &opened.plan;
+    let Some(sft) = &plan.sft else {
+        return Ok(None);
+    };
+    let rows = sft.num_steps.unwrap_or(1) * sft.batch_size as u64;
+    let source: Arc<dyn Source> = match (&sft.data, &opened.plugins.source) {
+        (Some(data), _) => Arc::new(
+            sources::open("sft", data).map_err(|e| refused(&opened.said, &["sft.data"], e))?,
+        ),
+        (None, Some(plugin)) => sources::warm_up(plugin, rows, &plan.chat),
+        (None, None) => {
+            let problem = Problem::new("there is nothing to warm up on: no plugin is a source");
+            return Err(problem
+                .help("add `sft.data`")
+                .at(opened.said.place("sft.num_steps"))
+                .into());
+        }
+    };
+    let corpus = Corpus::open(
+        &*source,
+        &*opened.model.text,
+        &plan.template_kwargs,
+        plan.seed,
+    )
+    .await?;
+    let path = dir.join(WARM_UP_FILE);
+    let mut rows = Metrics::at(&path, "train/step", None).map_err(at_path(&path))?;
+    let total = sft
+        .num_steps
+        .unwrap_or_else(|| corpus.steps_per_pass(sft.batch_size));
+    let bar = console.progress("warm-up", total);
+    let span = tracing::info_span!(target: "slime", "sft", steps = total);
+    let trainer = tokio::task::block_in_place(|| {
+        let _inside = span.enter();
+        warm_up::run(
+            sft,
+            &corpus,
+            &opened.model,
+            ops.clone(),
+            |step, total, metrics, took| {
+                let row = row::of_train("train/step", step, metrics, took);
+                rows.write(&row).map_err(at_path(&path))?;
+                bar.advance();
+                bar.say(format!("· loss {:.3}", metrics.loss));
+                if step == 0 || (step + 1) % total.div_ceil(5).max(1) == 0 || step + 1 == total {
+                    console.line(&format!(
+                        " warm-up  step {:>4}/{total}  loss {:.4}",
+                        step + 1,
+                        metrics.loss
+                    ));
+                }
+                Ok(!stop.is_asked())
+            },
+        )
+    })?;
+    Ok((!stop.is_asked()).then_some(trainer))
+}

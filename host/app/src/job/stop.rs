@@ -1,0 +1,67 @@
+//! Ctrl-C: once asks the run to finish and save, twice kills it. SIGTERM asks too.
+
+use crate::telemetry::Console;
+use tokio::sync::watch;
+
+/// Whether the person wants to stop. Cheap to clone.
+#[derive(Clone)]
+pub struct Stop(watch::Receiver<bool>);
+
+impl Stop {
+    /// Listen from now on.
+    pub fn listen(console: Console) -> Self {
+        let (sender, receiver) = watch::channel(false);
+        tokio::spawn(async move {
+            signal().await;
+            console.line(" stopping: this step is finished or given up, then everything is saved. Ctrl-C again kills.");
+            // Nobody listens any more once the run has ended.
+            let _ = sender.send(true);
+            signal().await;
+            console.line(" killed; what was saved before is safe: continue with --resume");
+            std::process::exit(130);
+        });
+        Self(receiver)
+    }
+
+    /// One that is asked by its sender, for tests; a dropped sender never asks.
+    #[cfg(test)]
+    pub fn by_hand() -> (watch::Sender<bool>, Self) {
+        let (sender, receiver) = watch::channel(false);
+        (sender, Self(receiver))
+    }
+
+    /// Whether it was asked.
+    pub fn is_asked(&self) -> bool {
+        *self.0.borrow()
+    }
+
+    /// Returns once it is asked.
+    pub async fn asked(&self) {
+        let mut receiver = self.0.clone();
+        if receiver.wait_for(|asked| *asked).await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    }
+}
+
+#[cfg(unix)]
+async fn signal() {
+    use tokio::signal::unix::{SignalKind, signal};
+    match signal(SignalKind::terminate()) {
+        Ok(mut terminate) => {
+            tokio::select! {
+                _ = tokio::signal::ctrl_c() => {}
+                _ = terminate.recv() => {}
+            }
+        }
+        Err(_) => drop(tokio::signal::ctrl_c().await),
+    }
+}
+
+#[cfg(not(unix))]
+async fn signal() {
+    // Without signals there is no stopping, only killing.
+    if tokio::signal::ctrl_c().await.is_err() {
+        std::future::pending::<()>().await;
+    }
+}

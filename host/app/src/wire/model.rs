@@ -1,0 +1,163 @@
+//! The policy: what it is, its text side, and its weights on a device.
+
+use super::refused;
+use crate::config::plan::{ModelPlan, Weights};
+use crate::config::{Device, Problem, Resolved};
+use crate::error::{Failure, Result};
+use slime_kernels::{Cpu, Ops};
+use slime_model::text::Text;
+use slime_model::{HfDir, ModelFiles, ModelSpec, families, hf, init, params};
+use std::path::Path;
+use std::sync::Arc;
+
+/// What computes.
+pub type Computer = Cpu<f32>;
+
+/// A model whose weights are not in memory yet.
+pub struct Model {
+    /// What it is.
+    pub spec: Arc<ModelSpec>,
+    /// Its files beside the weights.
+    pub files: ModelFiles,
+    /// Tokenizer and chat template.
+    pub text: Arc<Text>,
+    /// Format its weights are written in.
+    pub dtype: hf::Dtype,
+    weights: Stored,
+}
+
+enum Stored {
+    Directory(HfDir),
+    Fresh(u64),
+}
+
+impl Model {
+    /// Open what the plan names. A model without weights gets them from `seed`.
+    ///
+    /// # Errors
+    /// Every file that is missing, damaged or of another model, at the key that named it.
+    pub fn open(plan: &ModelPlan, said: &Resolved, seed: u64) -> Result<Self> {
+        if plan.device == Device::Cuda {
+            let problem =
+                Problem::new("`model.device` is \"cuda\", but this build computes on the CPU");
+            return Err(problem
+                .help("leave it out")
+                .at(said.place("model.device"))
+                .into());
+        }
+        match &plan.weights {
+            Weights::Tiny => {
+                Self::tiny(seed).map_err(|e| refused(said, &["model.builtin"], e).into())
+            }
+            Weights::Directory(dir) => {
+                Self::directory(dir).map_err(|e| refused(said, &["model.path"], e).into())
+            }
+        }
+    }
+
+    /// Open an HF directory.
+    ///
+    /// # Errors
+    /// A file is missing or damaged, or the model is not supported.
+    pub fn directory(dir: &Path) -> slime_model::Result<Self> {
+        let model = HfDir::open(dir)?;
+        let text = Arc::new(Text::new(&model.files)?);
+        text.check_vocab(model.spec.vocab)?;
+        Ok(Self {
+            spec: Arc::new(model.spec.clone()),
+            files: model.files.clone(),
+            text,
+            dtype: model.weights.dtype().unwrap_or(hf::Dtype::F32),
+            weights: Stored::Directory(model),
+        })
+    }
+
+    fn tiny(seed: u64) -> slime_model::Result<Self> {
+        let files = families::demo::files()?;
+        let spec = Arc::new(families::demo::spec());
+        let text = Arc::new(Text::new(&files)?);
+        Ok(Self {
+            spec,
+            files,
+            text,
+            dtype: hf::Dtype::F32,
+            weights: Stored::Fresh(seed),
+        })
+    }
+
+    /// Its weights on a device, in canonical order.
+    ///
+    /// # Errors
+    /// They do not fit the model, or the device.
+    pub fn load<O: Ops>(&self, ops: &O) -> slime_model::Result<Vec<O::Tensor>> {
+        let mut tensors = Vec::new();
+        match &self.weights {
+            Stored::Directory(dir) => dir.weights.load_params(&self.spec, |param, data| {
+                tensors.push(ops.tensor(param.rows, param.cols, &data)?);
+                Ok::<_, slime_model::Error>(())
+            })?,
+            Stored::Fresh(seed) => {
+                for param in params(&self.spec) {
+                    tensors.push(ops.tensor(
+                        param.rows,
+                        param.cols,
+                        &init::fresh(&self.spec, &param, *seed),
+                    )?);
+                }
+            }
+        }
+        Ok(tensors)
+    }
+
+    /// Number of parameters, for people.
+    pub fn size(&self) -> String {
+        let millions = self.spec.num_params() as f64 / 1e6;
+        if millions >= 10.0 {
+            format!("{millions:.0} M parameters")
+        } else {
+            format!("{millions:.1} M parameters")
+        }
+    }
+
+    /// Name for people.
+    pub fn name(&self) -> String {
+        match &self.weights {
+            Stored::Fresh(_) => "tiny".into(),
+            Stored::Directory(_) => {
+                let origin = Path::new(self.files.origin());
+                origin.file_name().map_or_else(
+                    || self.files.origin().into(),
+                    |name| name.to_string_lossy().into_owned(),
+                )
+            }
+        }
+    }
+
+    /// Whether it is part of the program.
+    pub fn is_builtin(&self) -> bool {
+        matches!(self.weights, Stored::Fresh(_))
+    }
+}
+
+/// Load the weights of `dir`, which must be of the same shape as `model`.
+///
+/// # Errors
+/// They are not.
+pub fn load_other<O: Ops>(
+    model: &Model,
+    dir: &Path,
+    ops: &O,
+) -> slime_model::Result<Vec<O::Tensor>> {
+    let weights = slime_model::hf::Weights::open(dir)?;
+    let mut tensors = Vec::new();
+    weights.load_params(&model.spec, |param, data| {
+        tensors.push(ops.tensor(param.rows, param.cols, &data)?);
+        Ok::<_, slime_model::Error>(())
+    })?;
+    Ok(tensors)
+}
+
+/// A model's error after the run began.
+pub fn model_failed(error: slime_model::Error) -> Failure {
+    Failure::run(error.to_string())
+}

@@ -1,0 +1,197 @@
+//! The exact words of what the program refuses. Failure is a first contact too.
+//!
+//! Each test runs the real binary in an empty directory. `cargo insta review` blesses a change.
+
+use std::net::TcpListener;
+use std::path::Path;
+use std::process::Command;
+
+/// What stderr says, with the directory and the machine taken out. The exit code is in the first line.
+fn says(dir: &Path, args: &[&str]) -> String {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_slime-host"));
+    command
+        .args(args)
+        .current_dir(dir)
+        .env("NO_COLOR", "1")
+        .env_remove("RUST_LOG");
+    let output = command.output().unwrap();
+    let text = String::from_utf8(output.stderr).unwrap();
+    let text = text
+        .replace(&dir.display().to_string(), "DIR")
+        .replace(env!("CARGO_MANIFEST_DIR"), "APP");
+    format!(
+        "exit code {}\n{}",
+        output.status.code().unwrap_or(-1),
+        text.trim_end()
+    )
+}
+
+fn write(dir: &Path, name: &str, text: impl AsRef<[u8]>) {
+    std::fs::write(dir.join(name), text).unwrap();
+}
+
+/// A directory with the built-in model's files, and no weights.
+fn model(dir: &Path, name: &str) -> std::path::PathBuf {
+    let path = dir.join(name);
+    std::fs::create_dir(&path).unwrap();
+    for (file, bytes) in slime_model::families::demo::files().unwrap().iter() {
+        std::fs::write(path.join(file), bytes).unwrap();
+    }
+    path
+}
+
+#[test]
+fn unknown_flags() {
+    let dir = tempfile::tempdir().unwrap();
+    let line = "run plugins/arith --rollout-batchsize 8 --use-wandb --lr 1e-5 --frobnicate --sglang-mem-fraction-static 0.7";
+    insta::assert_snapshot!(says(dir.path(), &line.split(' ').collect::<Vec<_>>()));
+}
+
+#[test]
+fn unknown_keys_and_wrong_values_of_every_layer_at_once() {
+    let dir = tempfile::tempdir().unwrap();
+    write(
+        dir.path(),
+        "run.toml",
+        "seed = \"seven\"\n\n[train]\nlearning_rat = 1e-5\nlr_decay_style = \"cosin\"\n\n[rolout]\nbatch_size = 8\n",
+    );
+    insta::assert_snapshot!(says(
+        dir.path(),
+        &[
+            "config",
+            "show",
+            "-c",
+            "run.toml",
+            "--set",
+            "rollout.max_lags=1",
+            "--lr",
+            "fast"
+        ]
+    ));
+}
+
+#[test]
+fn options_without_effect_and_contradictions_at_once() {
+    let dir = tempfile::tempdir().unwrap();
+    write(
+        dir.path(),
+        "run.toml",
+        "[model]\nbuiltin = \"tiny\"\n[algorithm]\nkl_loss_coef = 0.1\neps_clip_c = 0.5\n[rollout]\nbatch_size = 4\nn_samples_per_prompt = 3\n\
+         max_refills = 2\n[train]\nglobal_batch_size = 5\ntensor_model_parallel_size = 2\n",
+    );
+    insta::assert_snapshot!(says(
+        dir.path(),
+        &["config", "check", "x.wasm", "-c", "run.toml"]
+    ));
+}
+
+#[test]
+fn a_recipe_that_names_no_model_no_plugin_and_no_length() {
+    let dir = tempfile::tempdir().unwrap();
+    write(dir.path(), "run.toml", "[train]\nlr = 1e-5\n");
+    insta::assert_snapshot!(says(dir.path(), &["run", "-c", "run.toml"]));
+}
+
+#[test]
+fn a_missing_plugin_and_a_row_without_its_key_at_once() {
+    let dir = tempfile::tempdir().unwrap();
+    write(
+        dir.path(),
+        "prompts.jsonl",
+        "{\"input\": \"1+1=\", \"answer\": \"2\"}\n{\"question\": \"1+2=\", \"answer\": \"3\"}\n",
+    );
+    let line = "rollout nowhere.wasm --out r.jsonl --set model.builtin=tiny --prompt-data prompts.jsonl --label-key answer";
+    insta::assert_snapshot!(says(dir.path(), &line.split(' ').collect::<Vec<_>>()));
+}
+
+#[test]
+fn an_empty_data_set_and_a_file_that_is_no_component() {
+    let dir = tempfile::tempdir().unwrap();
+    write(dir.path(), "prompts.jsonl", "\n");
+    write(dir.path(), "core.wasm", b"\0asm\x01\0\0\0");
+    let line =
+        "rollout core.wasm --out r.jsonl --set model.builtin=tiny --prompt-data prompts.jsonl";
+    insta::assert_snapshot!(says(dir.path(), &line.split(' ').collect::<Vec<_>>()));
+}
+
+#[test]
+fn a_component_of_another_world() {
+    let dir = tempfile::tempdir().unwrap();
+    write(dir.path(), "empty.wasm", b"\0asm\x0d\0\x01\0");
+    insta::assert_snapshot!(says(dir.path(), &["plugin", "check", "empty.wasm"]));
+}
+
+#[test]
+fn a_model_without_a_tokenizer() {
+    let dir = tempfile::tempdir().unwrap();
+    let golden =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/models/llama-tiny-tied");
+    std::fs::create_dir(dir.path().join("model")).unwrap();
+    for file in ["config.json", "model.safetensors"] {
+        std::fs::copy(golden.join(file), dir.path().join("model").join(file)).unwrap();
+    }
+    insta::assert_snapshot!(says(
+        dir.path(),
+        &["serve", "--model", "model", "--port", "0"]
+    ));
+}
+
+#[test]
+fn a_model_without_weights() {
+    let dir = tempfile::tempdir().unwrap();
+    model(dir.path(), "model");
+    insta::assert_snapshot!(says(
+        dir.path(),
+        &["serve", "--model", "model", "--port", "0"]
+    ));
+}
+
+#[test]
+fn a_port_in_use() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = model(dir.path(), "model");
+    let spec = slime_model::families::demo::spec();
+    let files = slime_model::families::demo::files().unwrap();
+    slime_model::hf::save_dir(
+        &path,
+        &spec,
+        &files,
+        slime_model::hf::Dtype::F32,
+        u64::MAX,
+        |param| Ok::<_, slime_model::Error>(vec![0.0; param.len()]),
+    )
+    .unwrap();
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port().to_string();
+    let said = says(dir.path(), &["serve", "--model", "model", "--port", &port]);
+    insta::assert_snapshot!(said.replace(&port, "PORT"));
+}
+
+#[test]
+fn a_line_that_is_no_token_sequence() {
+    let dir = tempfile::tempdir().unwrap();
+    model(dir.path(), "model");
+    write(
+        dir.path(),
+        "in.jsonl",
+        "{\"tokens\": [1, 2]}\n{\"tokens\": []}\n{\"token\": [1]}\n",
+    );
+    insta::assert_snapshot!(says(
+        dir.path(),
+        &[
+            "logprobs",
+            "--model",
+            "model",
+            "--input",
+            "in.jsonl",
+            "--output",
+            "out.jsonl"
+        ]
+    ));
+}
+
+#[test]
+fn nothing_to_continue() {
+    let dir = tempfile::tempdir().unwrap();
+    insta::assert_snapshot!(says(dir.path(), &["run", "--resume"]));
+}
