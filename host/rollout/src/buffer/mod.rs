@@ -1,0 +1,215 @@
+//! The Data Buffer: a SQLite database in which everything sampled is durable as it happens.
+//!
+//! A group is queued, taken by a step, and trained, or dropped with a reason; nothing is lost and nothing
+//! trains twice, whenever the process dies. Batches are ordered by group id, never by arrival. It refuses
+//! to know what a weight is: a checkpoint's step tells it where a resumed run stands. Read `schema.rs`
+//! for the tables, `take.rs` for staleness, `resume.rs` for what a restart undoes.
+
+mod account;
+mod export;
+mod resume;
+mod schema;
+mod take;
+#[cfg(test)]
+mod tests;
+mod write;
+
+pub use account::Balance;
+pub use export::{read_records, write_jsonl, write_parquet};
+pub use resume::Resumed;
+pub use take::Taken;
+
+use crate::{RolloutError, lock};
+use rusqlite::{Connection, OptionalExtension, Transaction, TransactionBehavior, params};
+use std::collections::HashSet;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// What makes a run this run. The program digests every option that decides what is sampled or trained.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// Equal for equal runs.
+    pub digest: String,
+    /// The same in words, for the message that refuses another run.
+    pub summary: String,
+}
+
+/// What the caller expects to find.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Start {
+    /// No run yet.
+    Fresh,
+    /// This run, interrupted.
+    Resume,
+}
+
+/// A run's database. One process holds it; others may read it.
+pub struct Buffer {
+    path: PathBuf,
+    max_lag: u64,
+    state: Mutex<State>,
+    /// Held while the buffer lives, so that no second process works on the run.
+    _lock: File,
+}
+
+struct State {
+    db: Connection,
+    /// Draws that this process is sampling.
+    in_flight: HashSet<u64>,
+}
+
+/// SQLite's integers are signed. Ids and counts stay far below 2^63, seeds have 63 bits.
+fn int(value: u64) -> i64 {
+    value as i64
+}
+
+impl Buffer {
+    /// Open `path`, or make it. Groups older than `max_lag` versions are never taken.
+    ///
+    /// # Errors
+    /// A fresh start where a run is recorded, a resume where none is, another run's database, one that
+    /// another process holds, or a file that is no database.
+    pub fn open(
+        path: &Path,
+        identity: &Identity,
+        start: Start,
+        max_lag: u64,
+    ) -> Result<Self, RolloutError> {
+        let file = |reason: String| RolloutError::File {
+            path: path.to_path_buf(),
+            reason,
+        };
+        if start == Start::Resume && !path.exists() {
+            return Err(file("no run is recorded here, so there is nothing to resume; start one without --resume".into()));
+        }
+        let held = hold(path)?;
+        let database = |source| RolloutError::Database {
+            path: path.to_path_buf(),
+            source,
+        };
+        let mut db = Connection::open(path).map_err(database)?;
+        // Commits survive the process at once, and the machine from `Buffer::trained` on.
+        schema::prepare(&mut db).map_err(database)?;
+        db.busy_timeout(Duration::from_secs(10)).map_err(database)?;
+        match schema::identity(&db).map_err(database)? {
+            None => schema::set_identity(&db, identity).map_err(database)?,
+            Some((version, ..)) if version != schema::VERSION => {
+                let detail = format!(
+                    "written in format {version}, this program reads {}",
+                    schema::VERSION
+                );
+                return Err(RolloutError::AnotherRun {
+                    path: path.to_path_buf(),
+                    detail,
+                });
+            }
+            Some((_, theirs)) if theirs.digest != identity.digest => {
+                let detail = format!(
+                    "it was started with {}, now it is {}",
+                    theirs.summary, identity.summary
+                );
+                return Err(RolloutError::AnotherRun {
+                    path: path.to_path_buf(),
+                    detail,
+                });
+            }
+            Some(_) => {
+                let begun = db
+                    .query_row("SELECT 1 FROM prompts LIMIT 1", [], |_| Ok(()))
+                    .optional()
+                    .map_err(database)?
+                    .is_some();
+                if begun && start == Start::Fresh {
+                    return Err(RolloutError::RunExists {
+                        path: path.to_path_buf(),
+                    });
+                }
+            }
+        }
+        Ok(Self {
+            path: path.to_path_buf(),
+            max_lag,
+            state: Mutex::new(State {
+                db,
+                in_flight: HashSet::new(),
+            }),
+            _lock: held,
+        })
+    }
+
+    /// Where the database lies.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Record something worth finding later: `detail` is JSON or text.
+    ///
+    /// # Errors
+    /// The database cannot be written.
+    pub fn event(
+        &self,
+        step: slime_core::Step,
+        kind: &str,
+        detail: &str,
+    ) -> Result<(), RolloutError> {
+        self.write(|tx| event(tx, step.0, kind, detail))
+    }
+
+    /// One transaction; it is durable when this returns.
+    fn write<T>(
+        &self,
+        work: impl FnOnce(&Transaction<'_>) -> rusqlite::Result<T>,
+    ) -> Result<T, RolloutError> {
+        self.write_with(|tx, _| work(tx))
+    }
+
+    fn write_with<T>(
+        &self,
+        work: impl FnOnce(&Transaction<'_>, &mut HashSet<u64>) -> rusqlite::Result<T>,
+    ) -> Result<T, RolloutError> {
+        let mut state = lock(&self.state);
+        let State { db, in_flight } = &mut *state;
+        let run = || {
+            let tx = db.transaction_with_behavior(TransactionBehavior::Immediate)?;
+            let value = work(&tx, in_flight)?;
+            tx.commit()?;
+            Ok(value)
+        };
+        run().map_err(|source| RolloutError::Database {
+            path: self.path.clone(),
+            source,
+        })
+    }
+}
+
+fn event(tx: &Transaction<'_>, step: u64, kind: &str, detail: &str) -> rusqlite::Result<()> {
+    let at_ms = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |d| d.as_millis() as i64);
+    tx.prepare_cached("INSERT INTO events (step, kind, detail, at_ms) VALUES (?1, ?2, ?3, ?4)")?
+        .execute(params![int(step), kind, detail, at_ms])
+        .map(drop)
+}
+
+fn hold(path: &Path) -> Result<File, RolloutError> {
+    let path = path.with_extension("lock");
+    let open = File::options()
+        .create(true)
+        .truncate(false)
+        .write(true)
+        .open(&path);
+    let file = open.map_err(|e| RolloutError::File {
+        path: path.clone(),
+        reason: format!("cannot be written: {e}"),
+    })?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(std::fs::TryLockError::WouldBlock) => Err(RolloutError::InUse { path }),
+        Err(std::fs::TryLockError::Error(e)) => Err(RolloutError::File {
+            path,
+            reason: format!("cannot be locked: {e}"),
+        }),
+    }
+}

@@ -1,0 +1,98 @@
+//! Who keeps account of what is being sampled: which draw is next, and what became of it.
+//!
+//! The Data Buffer is the ledger of a run. [`MemoryLedger`] is for the verbs that only sample.
+
+use crate::{RolloutError, lock};
+use slime_core::{Group, GroupId, Prompt, Rollout, Step};
+use std::collections::BTreeSet;
+use std::sync::Mutex;
+
+/// A draw that the sampler is to turn into a group.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Claim {
+    /// Index of the draw in the run's source.
+    pub draw: u64,
+    /// The group's id.
+    pub group: GroupId,
+    /// How often this draw was sampled before, and dropped.
+    pub attempt: u32,
+    /// Rollouts that an interrupted run has finished.
+    pub done: Vec<Rollout>,
+}
+
+/// Keeps account. Calls are made as things happen; each is durable when it returns.
+pub trait Ledger: Send + Sync {
+    /// Claim `n` draws: those given back first, then new ones, in order.
+    ///
+    /// # Errors
+    /// The ledger cannot be written.
+    fn claim(&self, step: Step, n: usize) -> Result<Vec<Claim>, RolloutError>;
+    /// Sampling of a claim begins: its prompt, and a seed for every rollout.
+    ///
+    /// # Errors
+    /// The ledger cannot be written.
+    fn begin(&self, claim: &Claim, prompt: &Prompt, seeds: &[u64]) -> Result<(), RolloutError>;
+    /// One rollout of the claim ended.
+    ///
+    /// # Errors
+    /// The ledger cannot be written.
+    fn rollout(&self, claim: &Claim, rollout: &Rollout) -> Result<(), RolloutError>;
+    /// The group is complete and may be trained on.
+    ///
+    /// # Errors
+    /// The ledger cannot be written.
+    fn keep(&self, claim: &Claim, group: &Group) -> Result<(), RolloutError>;
+    /// The group is complete and a filter refused it; the draw is used up.
+    ///
+    /// # Errors
+    /// The ledger cannot be written.
+    fn discard(&self, claim: &Claim, group: &Group, reason: &str) -> Result<(), RolloutError>;
+    /// The claim was given up before it was complete; its draw comes again.
+    fn release(&self, claim: &Claim);
+}
+
+/// Counts draws and remembers nothing else.
+#[derive(Debug, Default)]
+pub struct MemoryLedger {
+    state: Mutex<(u64, BTreeSet<u64>)>,
+}
+
+impl Ledger for MemoryLedger {
+    fn claim(&self, _step: Step, n: usize) -> Result<Vec<Claim>, RolloutError> {
+        let mut state = lock(&self.state);
+        let draws = (0..n).map(|_| {
+            state.1.pop_first().unwrap_or_else(|| {
+                state.0 += 1;
+                state.0 - 1
+            })
+        });
+        Ok(draws
+            .map(|draw| Claim {
+                draw,
+                group: GroupId(draw),
+                attempt: 0,
+                done: Vec::new(),
+            })
+            .collect())
+    }
+
+    fn begin(&self, _claim: &Claim, _prompt: &Prompt, _seeds: &[u64]) -> Result<(), RolloutError> {
+        Ok(())
+    }
+
+    fn rollout(&self, _claim: &Claim, _rollout: &Rollout) -> Result<(), RolloutError> {
+        Ok(())
+    }
+
+    fn keep(&self, _claim: &Claim, _group: &Group) -> Result<(), RolloutError> {
+        Ok(())
+    }
+
+    fn discard(&self, _claim: &Claim, _group: &Group, _reason: &str) -> Result<(), RolloutError> {
+        Ok(())
+    }
+
+    fn release(&self, claim: &Claim) {
+        lock(&self.state).1.insert(claim.draw);
+    }
+}

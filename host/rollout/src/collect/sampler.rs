@@ -1,0 +1,285 @@
+//! A step's groups: claim draws, sample all of them at once, filter, and top up until enough are kept.
+//!
+//! Which prompts a step gets, in which order, and with which seeds never depends on what finishes first.
+//! The sampler goes on while weights are published and while a step trains; how old a group may be is
+//! the buffer's to judge.
+
+use super::driver::{Assignment, Driver};
+use super::filter::{GroupFilter, Judgement};
+use super::ledger::{Claim, Ledger};
+use super::live::Tally;
+use super::metrics::{self, Metrics};
+use super::progress::{Progress, Silent};
+use crate::RolloutError;
+use slime_core::ports::Source;
+use slime_core::{Group, Outcome, Step, WeightVersion};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Instant;
+use tokio::task::JoinSet;
+
+/// Samples groups for steps.
+pub struct Sampler {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    driver: Driver,
+    source: Arc<dyn Source>,
+    ledger: Arc<dyn Ledger>,
+    filters: Vec<Arc<dyn GroupFilter>>,
+    progress: Arc<dyn Progress>,
+}
+
+/// What a step's sampling gave.
+#[derive(Debug)]
+pub struct Collected {
+    /// The groups kept, by id. The ledger has them already.
+    pub groups: Vec<Group>,
+    /// Of everything sampled, what filters dropped included.
+    pub metrics: Metrics,
+    /// Groups dropped, by reason.
+    pub dropped: BTreeMap<String, u64>,
+    /// What the user should know, in sentences.
+    pub warnings: Vec<String>,
+}
+
+/// How one claim ended.
+enum End {
+    Kept(Group),
+    Dropped(Group, String),
+    /// No rollout of it reached the policy; the draw was given back.
+    NoEngine(String),
+}
+
+impl Sampler {
+    /// A sampler that draws from `source` and keeps account in `ledger`.
+    pub fn new(driver: Driver, source: Arc<dyn Source>, ledger: Arc<dyn Ledger>) -> Self {
+        Self {
+            inner: Arc::new(Inner {
+                driver,
+                source,
+                ledger,
+                filters: Vec::new(),
+                progress: Arc::new(Silent),
+            }),
+        }
+    }
+
+    /// Drop groups that any of these refuses; the first reason counts.
+    #[must_use]
+    pub fn with_filters(self, filters: Vec<Arc<dyn GroupFilter>>) -> Self {
+        self.map(|inner| inner.filters = filters)
+    }
+
+    /// Tell `progress` what happens.
+    #[must_use]
+    pub fn with_progress(self, progress: Arc<dyn Progress>) -> Self {
+        self.map(|inner| inner.progress = progress)
+    }
+
+    fn map(self, change: impl FnOnce(&mut Inner)) -> Self {
+        let old = &self.inner;
+        let mut inner = Inner {
+            driver: old.driver.clone(),
+            source: Arc::clone(&old.source),
+            ledger: Arc::clone(&old.ledger),
+            filters: old.filters.clone(),
+            progress: Arc::clone(&old.progress),
+        };
+        change(&mut inner);
+        Self {
+            inner: Arc::new(inner),
+        }
+    }
+
+    /// Who drives this sampler's rollouts; also what [`super::evaluate`] takes.
+    pub fn driver(&self) -> &Driver {
+        &self.inner.driver
+    }
+
+    /// The pool serves `version` from now on. Requests in flight go on.
+    pub fn serve(&self, version: WeightVersion) {
+        self.inner.driver.serve(version);
+    }
+
+    /// Sample until `n` groups are kept. Dropping the future gives up: requests are aborted, and the
+    /// draws that are not complete come again.
+    ///
+    /// # Errors
+    /// No engine can be reached, the source is at its end, the ledger cannot be written, or the filters
+    /// dropped too much ([`RolloutError::Starved`]). Groups that were complete by then are in the ledger.
+    #[tracing::instrument(name = "collect", skip_all, fields(%step, n))]
+    pub async fn groups(&self, step: Step, n: usize) -> Result<Collected, RolloutError> {
+        let inner = &self.inner;
+        let begin = Instant::now();
+        let tally = Arc::new(Tally::default());
+        let (mut kept, mut refused) = (Vec::new(), Vec::new());
+        let mut dropped: BTreeMap<String, u64> = BTreeMap::new();
+        let mut refills = 0;
+        inner
+            .progress
+            .begin(step, n, inner.driver.config.n_samples_per_prompt);
+        while kept.len() < n {
+            if refills > inner.driver.config.max_refills {
+                let reasons: Vec<_> = dropped
+                    .iter()
+                    .map(|(reason, count)| format!("{reason} {count}×"))
+                    .collect();
+                return Err(RolloutError::Starved {
+                    step,
+                    kept: kept.len(),
+                    wanted: n,
+                    refills: refills - 1,
+                    dropped: reasons.join(", "),
+                });
+            }
+            let before = kept.len() + refused.len();
+            let mut unreached = None;
+            for end in self.round(step, n - kept.len(), &tally).await? {
+                match end {
+                    End::Kept(group) => kept.push(group),
+                    End::Dropped(group, reason) => {
+                        *dropped.entry(reason).or_default() += 1;
+                        refused.push(group);
+                    }
+                    End::NoEngine(reason) => unreached = Some(reason),
+                }
+            }
+            if let Some(reason) = unreached
+                && before == kept.len() + refused.len()
+            {
+                return Err(RolloutError::NoEngine { reason });
+            }
+            refills += 1;
+        }
+        inner.progress.end(step);
+        kept.sort_by_key(|group| group.id);
+        refused.sort_by_key(|group| group.id);
+
+        let sampled: Vec<&Group> = kept.iter().chain(&refused).collect();
+        let metrics = metrics::step(
+            &sampled,
+            &dropped,
+            &tally,
+            begin.elapsed(),
+            inner.driver.verifier.name(),
+        );
+        let warnings = metrics::warnings(step, &sampled);
+        for warning in &warnings {
+            tracing::warn!("{warning}");
+        }
+        Ok(Collected {
+            groups: kept,
+            metrics,
+            dropped,
+            warnings,
+        })
+    }
+
+    async fn round(
+        &self,
+        step: Step,
+        n: usize,
+        tally: &Arc<Tally>,
+    ) -> Result<Vec<End>, RolloutError> {
+        let mut tasks = JoinSet::new();
+        for claim in self.inner.ledger.claim(step, n)? {
+            let inner = Arc::clone(&self.inner);
+            let tally = Arc::clone(tally);
+            let held = Held {
+                ledger: Arc::clone(&inner.ledger),
+                claim,
+                complete: false,
+            };
+            tasks.spawn(async move { inner.one(step, held, &tally).await });
+        }
+        let mut ends = Vec::with_capacity(tasks.len());
+        while let Some(end) = tasks.join_next().await {
+            match end {
+                Ok(end) => ends.push(end?),
+                Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
+                // Nobody cancels these tasks but the drop of this future.
+                Err(_) => {}
+            }
+        }
+        Ok(ends)
+    }
+}
+
+impl Inner {
+    /// One claim, from its prompt to its place in the ledger.
+    async fn one(
+        &self,
+        step: Step,
+        mut held: Held,
+        tally: &Arc<Tally>,
+    ) -> Result<End, RolloutError> {
+        let done = std::mem::take(&mut held.claim.done);
+        let claim = held.claim.clone();
+        let prompt = self
+            .source
+            .draw(claim.draw, self.driver.config.run_seed)
+            .await?;
+        self.ledger
+            .begin(&claim, &prompt, &self.driver.seeds(&prompt, claim.draw))?;
+        let from = Assignment {
+            step,
+            group: claim.group,
+            draw: claim.draw,
+            attempt: claim.attempt,
+            prompt,
+            done,
+        };
+        let on_rollout = |rollout: &slime_core::Rollout| {
+            let num_tokens = rollout
+                .trajectories
+                .iter()
+                .map(slime_core::Trajectory::num_sampled)
+                .sum();
+            self.progress.rollout(step, &rollout.outcome, num_tokens);
+            self.ledger.rollout(&claim, rollout)
+        };
+        let group = self.driver.group(from, tally, on_rollout).await?;
+        if let Some(reason) = unreached(&group) {
+            return Ok(End::NoEngine(reason));
+        }
+        for filter in &self.filters {
+            if let Judgement::Drop(reason) = filter.judge(&group).await {
+                self.ledger.discard(&claim, &group, &reason)?;
+                held.complete = true;
+                self.progress.group(step, Some(&reason));
+                return Ok(End::Dropped(group, reason));
+            }
+        }
+        self.ledger.keep(&claim, &group)?;
+        held.complete = true;
+        self.progress.group(step, None);
+        Ok(End::Kept(group))
+    }
+}
+
+/// Why no rollout of the group was sampled at all, if none was.
+fn unreached(group: &Group) -> Option<String> {
+    let mut reasons = group.rollouts.iter().map(|r| match &r.outcome {
+        Outcome::InfraFailed(reason) => Some(reason.clone()),
+        _ => None,
+    });
+    let first = reasons.next()??;
+    reasons.all(|r| r.is_some()).then_some(first)
+}
+
+/// A claim that goes back when it is dropped before it is complete.
+struct Held {
+    ledger: Arc<dyn Ledger>,
+    claim: Claim,
+    complete: bool,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if !self.complete {
+            self.ledger.release(&self.claim);
+        }
+    }
+}

@@ -1,0 +1,390 @@
+//! The pool: every request to an engine goes through here.
+//!
+//! It speaks SGLang's HTTP API and nothing else, spreads requests, bounds them, retries what is safe,
+//! and routes only to members that serve a known version. It refuses to launch servers and to know what
+//! the weights are. Read `sample.rs` for a request's life, `member.rs` for a server's.
+
+mod address;
+pub mod endpoint;
+mod member;
+mod probe;
+mod route;
+mod sample;
+mod server;
+#[cfg(test)]
+mod tests;
+
+pub use address::Address;
+pub use endpoint::pause_generation::PauseMode;
+pub use member::Standing;
+pub use route::Routing;
+pub use server::{CallError, Server};
+
+use crate::{RolloutError, lock};
+use member::Member;
+use route::Candidate;
+use slime_core::WeightVersion;
+use slime_core::ports::{BoxFuture, Policy, PolicyError, SampleRequest, Sampled};
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
+
+/// How members come to be trusted with requests.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Trust {
+    /// A member serves once it has proven the version that was published last.
+    #[default]
+    Proven,
+    /// The weights never change: every member that answers serves, and its tokens count as this version.
+    Frozen(WeightVersion),
+}
+
+/// What a pool needs to know.
+#[derive(Clone, Debug)]
+pub struct PoolConfig {
+    /// Requests at one server at once (`sglang_server_concurrency`).
+    pub concurrency: usize,
+    /// How requests spread.
+    pub routing: Routing,
+    /// Receive tokens as they come, so that a server's death costs none of them. Servers send
+    /// everything so far with every event, which costs bytes quadratic in the response.
+    pub stream: bool,
+    /// The longest one request may take, retries and waiting included.
+    pub request_deadline: Duration,
+    /// The longest wait for an answer that should come at once.
+    pub quick_deadline: Duration,
+    /// How often members are looked at.
+    pub probe_interval: Duration,
+    /// First and longest wait before a retry.
+    pub backoff: (Duration, Duration),
+    /// Token ids below this exist; a larger one would kill a server.
+    pub vocab_size: usize,
+    /// Tokens of prompt and response that a server holds.
+    pub context_tokens: usize,
+    /// Written before the version in a server's weight label, so that another run's label proves nothing.
+    pub label_prefix: String,
+    /// How members come to be trusted.
+    pub trust: Trust,
+}
+
+impl PoolConfig {
+    /// The defaults, for a model of this vocabulary and context.
+    pub fn new(vocab_size: usize, context_tokens: usize) -> Self {
+        Self {
+            concurrency: 512,
+            routing: Routing::default(),
+            stream: false,
+            request_deadline: Duration::from_secs(3600),
+            quick_deadline: Duration::from_secs(30),
+            probe_interval: Duration::from_secs(2),
+            backoff: (Duration::from_millis(100), Duration::from_secs(5)),
+            vocab_size,
+            context_tokens,
+            label_prefix: String::new(),
+            trust: Trust::default(),
+        }
+    }
+
+    /// The label under which a version is published.
+    pub fn label(&self, version: WeightVersion) -> String {
+        format!("{}{version}", self.label_prefix)
+    }
+
+    /// The version a label stands for, where it is one of ours.
+    pub(crate) fn version_of(&self, label: &str) -> Option<WeightVersion> {
+        match self.trust {
+            Trust::Frozen(version) => Some(version),
+            Trust::Proven => label
+                .strip_prefix(&self.label_prefix)?
+                .parse()
+                .ok()
+                .map(WeightVersion),
+        }
+    }
+}
+
+/// What was published last: where the weights lie, and what proves them.
+#[derive(Clone, Debug)]
+pub(crate) struct Published {
+    pub(crate) version: WeightVersion,
+    pub(crate) dir: PathBuf,
+    pub(crate) mode: PauseMode,
+    pub(crate) update_deadline: Duration,
+    /// The weights' checksum, once members have agreed on one.
+    pub(crate) checksum: Option<Vec<String>>,
+}
+
+/// What happened to requests since the pool was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PoolStats {
+    /// Calls to `/generate`.
+    pub num_calls: u64,
+    /// Calls repeated after a fault that was not the request's.
+    pub num_retries: u64,
+    /// Requests that went on from tokens another call had sampled.
+    pub num_continued: u64,
+    /// Tokens thrown away because a server could not prove their version.
+    pub num_unproven_tokens: u64,
+}
+
+#[derive(Default)]
+struct Counters {
+    calls: AtomicU64,
+    retries: AtomicU64,
+    continued: AtomicU64,
+    unproven_tokens: AtomicU64,
+}
+
+pub(crate) struct Inner {
+    pub(crate) config: PoolConfig,
+    pub(crate) members: Vec<Member>,
+    pub(crate) published: Mutex<Option<Published>>,
+    turn: AtomicUsize,
+    /// A member's standing changed.
+    changed: Notify,
+    /// Requests in flight by rid, and how to give up on them.
+    live: Mutex<HashMap<String, CancellationToken>>,
+    counters: Counters,
+}
+
+/// Servers that sample for one policy.
+pub struct Pool {
+    pub(crate) inner: Arc<Inner>,
+    probing: Vec<tokio::task::JoinHandle<()>>,
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.probing.iter().for_each(tokio::task::JoinHandle::abort);
+    }
+}
+
+impl Pool {
+    /// A pool of the servers at `addresses`. Call it inside a tokio runtime: it looks after its members
+    /// in tasks of their own.
+    ///
+    /// # Errors
+    /// No address, the same one twice, or an HTTP client that cannot be made.
+    pub fn new(addresses: Vec<Address>, config: PoolConfig) -> Result<Self, RolloutError> {
+        let refuse = |reason: String| RolloutError::Config {
+            what: "engine addresses".into(),
+            reason,
+        };
+        if addresses.is_empty() {
+            return Err(refuse("none is given; name at least one server".into()));
+        }
+        for (i, address) in addresses.iter().enumerate() {
+            if addresses[..i].contains(address) {
+                return Err(refuse(format!("{address} is given twice")));
+            }
+        }
+        // Traffic inside a pool never goes through the system's proxy.
+        let client = reqwest::Client::builder()
+            .no_proxy()
+            .connect_timeout(Duration::from_secs(10).min(config.quick_deadline))
+            .pool_max_idle_per_host(config.concurrency)
+            .tcp_nodelay(true)
+            .build()
+            .map_err(|e| refuse(format!("no HTTP client: {e}")))?;
+        let standing = match config.trust {
+            Trust::Proven => Standing::Unproven,
+            Trust::Frozen(version) => Standing::Serving(version),
+        };
+        let members = addresses
+            .into_iter()
+            .map(|address| {
+                Member::new(
+                    Server::new(address, client.clone(), config.quick_deadline),
+                    config.concurrency,
+                    standing,
+                )
+            })
+            .collect();
+        let inner = Arc::new(Inner {
+            config,
+            members,
+            published: Mutex::default(),
+            turn: AtomicUsize::default(),
+            changed: Notify::new(),
+            live: Mutex::default(),
+            counters: Counters::default(),
+        });
+        let probing = (0..inner.members.len())
+            .map(|index| tokio::spawn(probe::watch(Arc::downgrade(&inner), index)))
+            .collect();
+        Ok(Self { inner, probing })
+    }
+
+    /// Wait until every member answers `/health`.
+    ///
+    /// # Errors
+    /// Those that do not by the deadline, and what they said last.
+    pub async fn wait_until_up(&self, deadline: Duration) -> Result<(), RolloutError> {
+        let waiting = self.inner.members.iter().map(|member| async {
+            let until = tokio::time::Instant::now() + deadline;
+            loop {
+                match endpoint::health::health(&member.server).await {
+                    Ok(()) => return None,
+                    Err(error) if tokio::time::Instant::now() >= until => {
+                        return Some(format!("{}: {error}", member.server.address()));
+                    }
+                    Err(_) => tokio::time::sleep(Duration::from_millis(200)).await,
+                }
+            }
+        });
+        let late: Vec<String> = futures::future::join_all(waiting)
+            .await
+            .into_iter()
+            .flatten()
+            .collect();
+        if late.is_empty() {
+            Ok(())
+        } else {
+            Err(RolloutError::NoEngine {
+                reason: late.join("; "),
+            })
+        }
+    }
+
+    /// The members, for calls that are not requests to sample.
+    pub fn servers(&self) -> impl Iterator<Item = &Server> {
+        self.inner.members.iter().map(|m| &m.server)
+    }
+
+    /// Each member's address and standing.
+    pub fn standings(&self) -> Vec<(Address, Standing)> {
+        self.inner
+            .members
+            .iter()
+            .map(|m| (m.server.address().clone(), m.standing()))
+            .collect()
+    }
+
+    /// What happened so far.
+    pub fn stats(&self) -> PoolStats {
+        let c = &self.inner.counters;
+        PoolStats {
+            num_calls: c.calls.load(Ordering::Relaxed),
+            num_retries: c.retries.load(Ordering::Relaxed),
+            num_continued: c.continued.load(Ordering::Relaxed),
+            num_unproven_tokens: c.unproven_tokens.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Give up on one request; it returns the tokens it has. Unknown ids are ignored.
+    pub async fn abort(&self, rid: &str) {
+        let Some(token) = lock(&self.inner.live).get(rid).cloned() else {
+            return;
+        };
+        token.cancel();
+        let calls = self
+            .inner
+            .members
+            .iter()
+            .map(|m| endpoint::abort_request::one(&m.server, rid));
+        self.report_aborts(futures::future::join_all(calls).await);
+    }
+
+    /// Give up on every request in flight; each returns the tokens it has. A member that cannot be
+    /// reached does not keep the others from stopping.
+    pub async fn abort_all(&self) {
+        let live: Vec<_> = lock(&self.inner.live)
+            .iter()
+            .map(|(rid, token)| (rid.clone(), token.clone()))
+            .collect();
+        live.iter().for_each(|(_, token)| token.cancel());
+        // By id and not `abort_all`: a server given by address may have other clients.
+        let calls = live.iter().flat_map(|(rid, _)| {
+            self.inner
+                .members
+                .iter()
+                .map(|m| endpoint::abort_request::one(&m.server, rid))
+        });
+        self.report_aborts(futures::future::join_all(calls).await);
+    }
+
+    fn report_aborts(&self, results: Vec<Result<(), CallError>>) {
+        if let Some(error) = results.into_iter().find_map(Result::err) {
+            tracing::warn!(%error, "a server did not take an abort; its requests are dropped instead");
+        }
+    }
+}
+
+impl Inner {
+    /// The member for a request, once one serves. `avoid` is passed over where another serves.
+    async fn assign(&self, session: u64, avoid: Option<usize>) -> Slot<'_> {
+        loop {
+            let changed = self.changed.notified();
+            let mut changed = std::pin::pin!(changed);
+            changed.as_mut().enable();
+            if let Some(slot) = self.try_assign(session, avoid) {
+                return slot;
+            }
+            changed.await;
+        }
+    }
+
+    fn try_assign(&self, session: u64, avoid: Option<usize>) -> Option<Slot<'_>> {
+        let serving = |skip: Option<usize>| -> Vec<Candidate> {
+            (0..self.members.len())
+                .filter(|&i| {
+                    Some(i) != skip && matches!(self.members[i].standing(), Standing::Serving(_))
+                })
+                .map(|member| Candidate {
+                    member,
+                    load: self.members[member].load.load(Ordering::Relaxed),
+                })
+                .collect()
+        };
+        let mut candidates = serving(avoid);
+        if candidates.is_empty() {
+            candidates = serving(None);
+        }
+        let turn = self.turn.fetch_add(1, Ordering::Relaxed);
+        let index = route::pick(&candidates, self.config.routing, session, turn)?;
+        self.members[index].load.fetch_add(1, Ordering::Relaxed);
+        Some(Slot {
+            index,
+            member: &self.members[index],
+        })
+    }
+
+    /// Change a member's standing and wake the requests that wait for one.
+    pub(crate) fn set_standing(&self, index: usize, standing: Standing) {
+        if self.members[index].set(standing) {
+            tracing::debug!(server = %self.members[index].server.address(), ?standing, "member");
+            self.changed.notify_waiters();
+        }
+    }
+
+    /// What each member said last.
+    fn complaints(&self) -> String {
+        let each = self
+            .members
+            .iter()
+            .map(|m| format!("{}: {}", m.server.address(), m.complaint()));
+        each.collect::<Vec<_>>().join("; ")
+    }
+}
+
+/// A request's place at a member, given back when dropped.
+struct Slot<'a> {
+    index: usize,
+    member: &'a Member,
+}
+
+impl Drop for Slot<'_> {
+    fn drop(&mut self) {
+        self.member.load.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Policy for Pool {
+    fn sample(&self, request: SampleRequest) -> BoxFuture<'_, Result<Sampled, PolicyError>> {
+        Box::pin(self.inner.sample(request))
+    }
+}

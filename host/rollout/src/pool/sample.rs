@@ -1,0 +1,337 @@
+//! A request's life: checked, assigned, sent, and continued elsewhere with the tokens it has when a
+//! server breaks, until it ends or its deadline does.
+//!
+//! Sending the same request twice is safe: sampling changes nothing on a server but its cache. A
+//! request that a server refuses (4xx) is not sent again and is not held against the server.
+
+use super::endpoint::abort_request;
+use super::endpoint::generate::{Answer, Broken, Finish, generate};
+use super::{CallError, Inner, Server, Slot, Standing};
+use crate::lock;
+use backon::{BackoffBuilder, ExponentialBuilder};
+use slime_core::ports::{PolicyError, SampleRequest, Sampled};
+use slime_core::{FinishReason, WeightVersion};
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+use tokio::time::{Instant, timeout_at};
+use tokio_util::sync::CancellationToken;
+
+/// After an abort, how long the server has to answer with its tokens before the connection is dropped.
+const ABORT_GRACE: Duration = Duration::from_secs(5);
+
+/// Once a member is down, how long a call has to notice by itself and keep its partial tokens.
+const LOST_GRACE: Duration = Duration::from_secs(1);
+
+/// Answers of servers that cannot be used, after which a request is not sent again.
+const MAX_FAULTS: u32 = 8;
+
+/// What one call did for the request.
+enum Step {
+    /// It ended.
+    Done(FinishReason),
+    /// The request is at fault.
+    Refused(String),
+    /// Try again, elsewhere where possible.
+    Again,
+    /// A server answered, and not as it should: try again, a few times.
+    Fault(String),
+}
+
+impl Inner {
+    pub(super) async fn sample(&self, request: SampleRequest) -> Result<Sampled, PolicyError> {
+        self.check(&request).map_err(PolicyError::Refused)?;
+        let cancelled = CancellationToken::new();
+        if lock(&self.live)
+            .insert(request.rid.clone(), cancelled.clone())
+            .is_some()
+        {
+            return Err(PolicyError::Refused(format!(
+                "request id `{}` is in flight already",
+                request.rid
+            )));
+        }
+        let registered = Registered {
+            inner: self,
+            rid: request.rid.clone(),
+        };
+        let result = self.drive(request, &cancelled).await;
+        drop(registered);
+        result
+    }
+
+    /// What a server would refuse, or die of.
+    fn check(&self, request: &SampleRequest) -> Result<(), String> {
+        let (vocab, context) = (self.config.vocab_size, self.config.context_tokens);
+        let (have, want) = (request.tokens.len(), request.params.max_new_tokens as usize);
+        if have == 0 {
+            return Err("the context is empty; a request needs at least one token".into());
+        }
+        if let Some(id) = request.tokens.iter().find(|&&id| id as usize >= vocab) {
+            return Err(format!("token id {id} is not in the vocabulary of {vocab}"));
+        }
+        if have + want > context {
+            return Err(format!(
+                "{have} tokens and {want} new ones do not fit the context of {context} tokens"
+            ));
+        }
+        Ok(())
+    }
+
+    async fn drive(
+        &self,
+        mut request: SampleRequest,
+        cancelled: &CancellationToken,
+    ) -> Result<Sampled, PolicyError> {
+        let until = Instant::now() + self.config.request_deadline;
+        let (min, max) = self.config.backoff;
+        let mut delays = ExponentialBuilder::default()
+            .with_min_delay(min)
+            .with_max_delay(max)
+            .without_max_times()
+            .build();
+        let prompt_len = request.tokens.len();
+        // SGLang refuses a request that would fill the context to its last token.
+        let room = self.config.context_tokens.saturating_sub(prompt_len + 1);
+        let budget = request
+            .params
+            .max_new_tokens
+            .min(u32::try_from(room).unwrap_or(u32::MAX));
+        let mut got = Sampled::default();
+        let mut avoid = None;
+        let mut faults = 0;
+
+        loop {
+            if cancelled.is_cancelled() {
+                got.finish = Some(FinishReason::Abort);
+                return Ok(got);
+            }
+            request.params.max_new_tokens = budget.saturating_sub(got.tokens.len() as u32);
+            if request.params.max_new_tokens == 0 {
+                got.finish = Some(FinishReason::Length);
+                return Ok(got);
+            }
+            let assigned = tokio::select! {
+                slot = timeout_at(until, self.assign(request.session, avoid)) => slot,
+                () = cancelled.cancelled() => continue,
+            };
+            let Ok(slot) = assigned else {
+                return Err(PolicyError::Unavailable(self.complaints()));
+            };
+            avoid = Some(slot.index);
+            request.tokens.truncate(prompt_len);
+            request.tokens.extend_from_slice(&got.tokens);
+            if !got.tokens.is_empty() {
+                self.counters.continued.fetch_add(1, Ordering::Relaxed);
+            }
+            match self.call(&slot, &request, &mut got, until, cancelled).await {
+                Step::Done(finish) => {
+                    got.finish = Some(finish);
+                    return Ok(got);
+                }
+                Step::Refused(reason) => return Err(PolicyError::Refused(reason)),
+                Step::Fault(reason) => {
+                    faults += 1;
+                    if faults >= MAX_FAULTS {
+                        return Err(PolicyError::Unavailable(format!(
+                            "{faults} unusable answers, the last: {reason}"
+                        )));
+                    }
+                }
+                Step::Again => {}
+            }
+            drop(slot);
+            if Instant::now() >= until {
+                return Err(PolicyError::Unavailable(self.complaints()));
+            }
+            self.counters.retries.fetch_add(1, Ordering::Relaxed);
+            let delay = delays.next().unwrap_or(max);
+            tokio::select! {
+                () = tokio::time::sleep(delay) => {}
+                () = cancelled.cancelled() => {}
+            }
+        }
+    }
+
+    /// One call to one member. What it sampled is added to `got`.
+    async fn call(
+        &self,
+        slot: &Slot<'_>,
+        request: &SampleRequest,
+        got: &mut Sampled,
+        until: Instant,
+        cancelled: &CancellationToken,
+    ) -> Step {
+        let member = slot.member;
+        let lost = member.lost();
+        let permit = tokio::select! {
+            permit = member.gate.acquire() => permit.expect("the gate is never closed"),
+            () = lost.cancelled() => return Step::Again,
+            () = cancelled.cancelled() => return Step::Again,
+            () = tokio::time::sleep_until(until) => return Step::Again,
+        };
+        if !matches!(member.standing(), Standing::Serving(_)) {
+            return Step::Again;
+        }
+        self.counters.calls.fetch_add(1, Ordering::Relaxed);
+        let mut guard = AbortOnDrop {
+            server: &member.server,
+            rid: &request.rid,
+            armed: true,
+        };
+        let left = until.saturating_duration_since(Instant::now());
+        let given_up = async {
+            cancelled.cancelled().await;
+            tokio::time::sleep(ABORT_GRACE).await;
+        };
+        let abandoned = async {
+            lost.cancelled().await;
+            tokio::time::sleep(LOST_GRACE).await;
+        };
+        let result = tokio::select! {
+            result = generate(&member.server, request, self.config.stream, left) => result,
+            () = abandoned => return Step::Again,
+            () = given_up => return Step::Again,
+        };
+        drop(permit);
+        // A timeout leaves the request running; every other end means that the server is done with it.
+        guard.armed = matches!(
+            &result,
+            Err(Broken {
+                error: CallError::Timeout,
+                ..
+            })
+        );
+        match result {
+            Ok(answer) => {
+                member.praise();
+                self.absorb(slot.index, got, answer, cancelled)
+            }
+            Err(Broken { error, .. }) if error.is_refusal() => {
+                let reason = error.to_string();
+                if reason.contains("Duplicate request ID") {
+                    // An earlier call of ours that broke off is still running there.
+                    guard.armed = true;
+                    return Step::Again;
+                }
+                Step::Refused(reason)
+            }
+            Err(Broken { error, partial }) => {
+                if let Some(partial) = partial {
+                    self.absorb(slot.index, got, partial, cancelled);
+                }
+                if matches!(
+                    error,
+                    CallError::Status {
+                        status: 408 | 429,
+                        ..
+                    }
+                ) {
+                    return Step::Again; // Busy is no fault.
+                }
+                let gone = error.is_gone();
+                tracing::debug!(server = %member.server.address(), rid = request.rid, %error, "a call failed");
+                if member.strike(error.to_string(), gone)
+                    && matches!(member.standing(), Standing::Serving(_))
+                {
+                    tracing::warn!(server = %member.server.address(), %error, "a server is out of routing until it answers again");
+                    self.set_standing(slot.index, Standing::Down);
+                }
+                match error {
+                    CallError::Malformed(_)
+                    | CallError::Status {
+                        status: 500..=502 | 504..,
+                        ..
+                    } => Step::Fault(error.to_string()),
+                    _ => Step::Again,
+                }
+            }
+        }
+    }
+
+    /// Keep what a server sampled, if it can prove with which weights.
+    fn absorb(
+        &self,
+        index: usize,
+        got: &mut Sampled,
+        answer: Answer,
+        cancelled: &CancellationToken,
+    ) -> Step {
+        let mut versions = Vec::with_capacity(answer.versions.len());
+        for (label, len) in &answer.versions {
+            let Some(version) = self.config.version_of(label) else {
+                let member = &self.members[index];
+                self.counters
+                    .unproven_tokens
+                    .fetch_add(answer.tokens.len() as u64, Ordering::Relaxed);
+                member.complain(format!(
+                    "it sampled with weights `{label}`, which nobody published here"
+                ));
+                tracing::warn!(server = %member.server.address(), label, "out of routing: unknown weights");
+                self.set_standing(index, Standing::Unproven);
+                return Step::Again;
+            };
+            versions.push((version, *len));
+        }
+        if got.tokens.is_empty() {
+            got.cached_tokens = answer.cached_tokens;
+        }
+        got.tokens.extend(answer.tokens);
+        got.logprobs.extend(answer.logprobs);
+        got.text.push_str(&answer.text);
+        for (version, len) in versions {
+            push_span(&mut got.versions, version, len);
+        }
+        match answer.finish {
+            Finish::Stop => Step::Done(FinishReason::Stop),
+            Finish::Length => Step::Done(FinishReason::Length),
+            Finish::Abort { .. } if cancelled.is_cancelled() => Step::Done(FinishReason::Abort),
+            Finish::Abort {
+                message,
+                status: Some(status),
+            } if (400..500).contains(&status) => Step::Refused(message),
+            // A pause for new weights, or the server's own decision: the request goes on.
+            Finish::Abort { .. } | Finish::Unfinished => Step::Again,
+        }
+    }
+}
+
+fn push_span(versions: &mut Vec<(WeightVersion, usize)>, version: WeightVersion, len: usize) {
+    match versions.last_mut() {
+        Some((last, total)) if *last == version => *total += len,
+        _ => versions.push((version, len)),
+    }
+}
+
+struct Registered<'a> {
+    inner: &'a Inner,
+    rid: String,
+}
+
+impl Drop for Registered<'_> {
+    fn drop(&mut self) {
+        lock(&self.inner.live).remove(&self.rid);
+    }
+}
+
+/// A request whose caller went away must not go on sampling.
+struct AbortOnDrop<'a> {
+    server: &'a Server,
+    rid: &'a str,
+    armed: bool,
+}
+
+impl Drop for AbortOnDrop<'_> {
+    fn drop(&mut self) {
+        if !self.armed {
+            return;
+        }
+        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+            let (server, rid) = (self.server.clone(), self.rid.to_owned());
+            runtime.spawn(async move {
+                if let Err(error) = abort_request::one(&server, &rid).await {
+                    tracing::debug!(rid, %error, "an abort did not arrive");
+                }
+            });
+        }
+    }
+}

@@ -1,0 +1,369 @@
+use super::*;
+use crate::pool::{Address, PoolConfig};
+use serde_json::{Value, json};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use tempfile::TempDir;
+use wiremock::matchers::path;
+use wiremock::{Mock, MockServer, Request, ResponseTemplate};
+
+const V1: WeightVersion = WeightVersion(1);
+
+/// A whole safetensors file of f32 tensors.
+pub(crate) fn safetensors(tensors: &[(&str, &[u64])]) -> Vec<u8> {
+    let mut header = serde_json::Map::new();
+    let mut end = 0;
+    for (name, shape) in tensors {
+        let size = shape.iter().product::<u64>() * 4;
+        header.insert(
+            (*name).into(),
+            json!({ "dtype": "F32", "shape": shape, "data_offsets": [end, end + size] }),
+        );
+        end += size;
+    }
+    let header = Value::Object(header).to_string();
+    [
+        &(header.len() as u64).to_le_bytes()[..],
+        header.as_bytes(),
+        &vec![0; end as usize],
+    ]
+    .concat()
+}
+
+pub(crate) fn weights(tensors: &[(&str, &[u64])]) -> TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("model.safetensors"), safetensors(tensors)).unwrap();
+    dir
+}
+
+/// A server that takes weights; `refuse` of its first updates fail.
+struct Engine {
+    server: MockServer,
+    label: Arc<Mutex<String>>,
+}
+
+async fn engine(refuse: usize, checksum: &'static str) -> Engine {
+    let server = MockServer::start().await;
+    let label = Arc::new(Mutex::new("default".to_owned()));
+    for endpoint in ["/pause_generation", "/continue_generation"] {
+        Mock::given(path(endpoint))
+            .respond_with(ResponseTemplate::new(200).set_body_json(json!({ "status": "ok" })))
+            .mount(&server)
+            .await;
+    }
+    let (refused, served) = (AtomicUsize::new(0), Arc::clone(&label));
+    let update = move |request: &Request| {
+        if refused.fetch_add(1, Ordering::SeqCst) < refuse {
+            return ResponseTemplate::new(400).set_body_json(
+                json!({ "success": false, "message": "Cannot find any model weights" }),
+            );
+        }
+        let body: Value = serde_json::from_slice(&request.body).unwrap();
+        *lock(&served) = body["weight_version"].as_str().unwrap().to_owned();
+        ResponseTemplate::new(200).set_body_json(
+            json!({ "success": true, "message": "Succeeded", "num_paused_requests": 0 }),
+        )
+    };
+    Mock::given(path("/update_weights_from_disk"))
+        .respond_with(update)
+        .mount(&server)
+        .await;
+    let served = Arc::clone(&label);
+    let info = move |_: &Request| {
+        ResponseTemplate::new(200)
+            .set_body_json(json!({ "model_path": "m", "weight_version": *lock(&served) }))
+    };
+    Mock::given(path("/model_info"))
+        .respond_with(info)
+        .mount(&server)
+        .await;
+    let sums =
+        json!({ "success": true, "ranks": [{ "checksums": {}, "per_gpu_checksum": checksum }] });
+    Mock::given(path("/weights_checker"))
+        .respond_with(ResponseTemplate::new(200).set_body_json(sums))
+        .mount(&server)
+        .await;
+    Engine { server, label }
+}
+
+fn pool(engines: &[&Engine]) -> Arc<Pool> {
+    let addresses = engines
+        .iter()
+        .map(|e| Address::parse(&e.server.uri()).unwrap())
+        .collect();
+    let config = PoolConfig {
+        probe_interval: Duration::from_millis(30),
+        label_prefix: "run7-".into(),
+        ..PoolConfig::new(10, 10)
+    };
+    Arc::new(Pool::new(addresses, config).unwrap())
+}
+
+async fn control(engine: &Engine) -> Vec<(String, Value)> {
+    let all = engine.server.received_requests().await.unwrap();
+    let posts = all.iter().filter(|r| r.method.as_str() == "POST");
+    posts
+        .map(|r| {
+            (
+                r.url.path().to_owned(),
+                serde_json::from_slice(&r.body).unwrap(),
+            )
+        })
+        .collect()
+}
+
+async fn until(what: impl Fn() -> bool) {
+    for _ in 0..200 {
+        if what() {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    panic!("it did not come to that");
+}
+
+#[tokio::test]
+async fn every_member_is_paused_updated_proven_and_continued_in_that_order() {
+    let (a, b) = (engine(0, "same").await, engine(0, "same").await);
+    let pool = pool(&[&a, &b]);
+    let dir = weights(&[("w", &[2, 3])]);
+    let report = Publisher::new(
+        Arc::clone(&pool),
+        PauseMode::Retract,
+        Duration::from_secs(5),
+    )
+    .publish(dir.path(), V1)
+    .await
+    .unwrap();
+    assert_eq!(
+        (
+            report.version,
+            report.num_serving,
+            report.failed.len(),
+            report.compared
+        ),
+        (V1, 2, 0, true)
+    );
+    for engine in [&a, &b] {
+        let calls = control(engine).await;
+        let body =
+            json!({ "model_path": dir.path(), "weight_version": "run7-1", "flush_cache": true });
+        let expected = [
+            ("/pause_generation", json!({ "mode": "retract" })),
+            ("/update_weights_from_disk", body),
+            ("/continue_generation", json!({})),
+            ("/weights_checker", json!({ "action": "checksum" })),
+        ];
+        assert_eq!(calls, expected.map(|(path, body)| (path.to_owned(), body)));
+    }
+    assert!(
+        pool.standings()
+            .iter()
+            .all(|(_, s)| *s == Standing::Serving(V1))
+    );
+}
+
+#[tokio::test]
+async fn a_member_that_missed_a_version_is_out_until_it_has_it() {
+    let (good, bad) = (engine(0, "same").await, engine(3, "same").await);
+    let pool = pool(&[&good, &bad]);
+    let dir = weights(&[("w", &[2])]);
+    let report = Publisher::new(Arc::clone(&pool), PauseMode::Abort, Duration::from_secs(5))
+        .publish(dir.path(), V1)
+        .await
+        .unwrap();
+    assert_eq!((report.num_serving, report.failed.len()), (1, 1));
+    assert!(
+        report.failed[0].1.contains("Cannot find any model weights"),
+        "{:?}",
+        report.failed
+    );
+    // A failed update still lets the server go on.
+    assert_eq!(control(&bad).await[2].0, "/continue_generation");
+    until(|| pool.standings()[1].1 == Standing::Serving(V1)).await;
+    assert_eq!(*lock(&bad.label), "run7-1");
+}
+
+#[tokio::test]
+async fn a_member_with_other_bytes_is_out_though_its_label_is_right() {
+    let engines = [
+        engine(0, "good").await,
+        engine(0, "odd").await,
+        engine(0, "good").await,
+    ];
+    let pool = pool(&engines.iter().collect::<Vec<_>>());
+    let dir = weights(&[("w", &[2])]);
+    let report = Publisher::new(
+        Arc::clone(&pool),
+        PauseMode::Retract,
+        Duration::from_secs(5),
+    )
+    .publish(dir.path(), V1)
+    .await
+    .unwrap();
+    assert_eq!(report.num_serving, 2);
+    assert!(
+        report.failed[0].1.contains("checksum differs"),
+        "{:?}",
+        report.failed
+    );
+    // It is given the weights again, and again they are not the same.
+    let server = &engines[1];
+    for _ in 0..100 {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        assert_ne!(pool.standings()[1].1, Standing::Serving(V1));
+        if control(server)
+            .await
+            .iter()
+            .filter(|(path, _)| path == "/update_weights_from_disk")
+            .count()
+            > 2
+        {
+            return;
+        }
+    }
+    panic!("the member was not given the weights again");
+}
+
+#[tokio::test]
+async fn a_version_that_reaches_nobody_is_an_error_that_names_every_member() {
+    let engine = engine(usize::MAX, "x").await;
+    let pool = pool(&[&engine]);
+    let dir = weights(&[("w", &[2])]);
+    let publisher = Publisher::new(pool, PauseMode::Retract, Duration::from_secs(5));
+    let error = publisher
+        .publish(dir.path(), V1)
+        .await
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.contains("version 1 reached no server") && error.contains(&engine.server.uri()),
+        "{error}"
+    );
+}
+
+#[tokio::test]
+async fn a_label_of_another_run_proves_nothing() {
+    let (a, b) = (engine(0, "x").await, engine(usize::MAX, "x").await);
+    *lock(&b.label) = "run6-1".into();
+    let pool = pool(&[&a, &b]);
+    let dir = weights(&[("w", &[2])]);
+    let publisher = Publisher::new(
+        Arc::clone(&pool),
+        PauseMode::Retract,
+        Duration::from_secs(5),
+    );
+    assert_eq!(
+        publisher.publish(dir.path(), V1).await.unwrap().num_serving,
+        1
+    );
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert_ne!(pool.standings()[1].1, Standing::Serving(V1));
+}
+
+#[tokio::test]
+async fn what_would_kill_a_server_is_not_published() {
+    let engine = engine(0, "x").await;
+    let publisher = Publisher::new(pool(&[&engine]), PauseMode::Retract, Duration::from_secs(5));
+    let good = weights(&[("a", &[2, 3]), ("b", &[4])]);
+    publisher.publish(good.path(), V1).await.unwrap();
+    let before = control(&engine).await.len();
+
+    let mut torn = safetensors(&[("a", &[2, 3]), ("b", &[4])]);
+    torn.truncate(torn.len() - 5);
+    let file = |bytes: &[u8]| {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("model.safetensors"), bytes).unwrap();
+        dir
+    };
+    for (dir, says) in [
+        (file(&torn), "is torn"),
+        (file(b"short"), "is torn"),
+        (
+            weights(&[("a", &[3, 2]), ("b", &[4])]),
+            "tensor `a` is F32 [3, 2]; the servers were given F32 [2, 3]",
+        ),
+        (weights(&[("a", &[2, 3])]), "tensor `b` is missing"),
+        (
+            weights(&[("a", &[2, 3]), ("b", &[4]), ("c", &[1])]),
+            "tensor `c` is new",
+        ),
+        (tempfile::tempdir().unwrap(), "no *.safetensors"),
+    ] {
+        let error = publisher
+            .publish(dir.path(), WeightVersion(2))
+            .await
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains(says), "{error}");
+    }
+    assert_eq!(control(&engine).await.len(), before, "no server was asked");
+}
+
+#[test]
+fn the_last_two_versions_stay_and_what_is_being_read() {
+    let root = tempfile::tempdir().unwrap();
+    let dirs = WeightDirs::open(root.path()).unwrap();
+    let write = |version| {
+        let fill = |dir: &Path| {
+            std::fs::write(dir.join("model.safetensors"), "x").map_err(|e| RolloutError::File {
+                path: PathBuf::new(),
+                reason: e.to_string(),
+            })
+        };
+        dirs.write(WeightVersion(version), fill).unwrap()
+    };
+    (1..=5).for_each(|v| drop(write(v)));
+    assert_eq!(
+        dirs.prune(&[WeightVersion(2)]).unwrap(),
+        [WeightVersion(1), WeightVersion(3)]
+    );
+    let mut left: Vec<_> = std::fs::read_dir(root.path())
+        .unwrap()
+        .map(|e| e.unwrap().file_name().into_string().unwrap())
+        .collect();
+    left.sort();
+    assert_eq!(left, ["v2", "v4", "v5"]);
+}
+
+#[test]
+fn a_version_appears_whole_or_not_at_all() {
+    let root = tempfile::tempdir().unwrap();
+    let dirs = WeightDirs::open(root.path()).unwrap();
+    let fail = |dir: &Path| {
+        std::fs::write(dir.join("model.safetensors"), "half").unwrap();
+        Err(RolloutError::File {
+            path: PathBuf::new(),
+            reason: "disk full".into(),
+        })
+    };
+    assert!(
+        dirs.write(V1, fail)
+            .unwrap_err()
+            .to_string()
+            .contains("disk full")
+    );
+    assert!(!dirs.path(V1).exists());
+    // The next start removes what was left.
+    let dirs = WeightDirs::open(root.path()).unwrap();
+    assert_eq!(std::fs::read_dir(root.path()).unwrap().count(), 0);
+    let path = dirs
+        .write(V1, |dir| {
+            std::fs::write(dir.join("a"), "1").map_err(|e| RolloutError::File {
+                path: PathBuf::new(),
+                reason: e.to_string(),
+            })
+        })
+        .unwrap();
+    dirs.write(V1, |dir| {
+        std::fs::write(dir.join("b"), "2").map_err(|e| RolloutError::File {
+            path: PathBuf::new(),
+            reason: e.to_string(),
+        })
+    })
+    .unwrap();
+    assert!(
+        !path.join("a").exists() && path.join("b").exists(),
+        "a version written again replaces the first"
+    );
+}
