@@ -182,7 +182,7 @@ fn check_target(folder: &Path) -> Result<(), RuntimeError> {
 /// The component among cargo's messages.
 fn artifact(messages: &[u8], package: &str) -> Option<PathBuf> {
     let messages = String::from_utf8_lossy(messages);
-    let files = messages.lines().filter_map(|line| {
+    let mut files = messages.lines().rev().filter_map(|line| {
         let message: Value = serde_json::from_str(line).ok()?;
         if message["reason"] != "compiler-artifact" || message["package_id"] != package {
             return None;
@@ -194,7 +194,7 @@ fn artifact(messages: &[u8], package: &str) -> Option<PathBuf> {
             .find(|file| file.ends_with(".wasm"))
             .map(PathBuf::from)
     });
-    files.last()
+    files.next()
 }
 
 fn end_of(bytes: &[u8]) -> String {

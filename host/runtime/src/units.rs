@@ -39,7 +39,9 @@ pub(crate) mod duration {
             .iter()
             .find_map(|(unit, ms)| Some((text.strip_suffix(unit)?, ms)))?;
         let ms = number.trim().parse::<f64>().ok()? * unit_ms;
-        (ms >= 1.0 && ms < 1e15).then(|| Duration::from_micros((ms * 1e3) as u64))
+        (1.0..1e15)
+            .contains(&ms)
+            .then(|| Duration::from_micros((ms * 1e3) as u64))
     }
 }
 
@@ -73,7 +75,7 @@ pub(crate) mod bytes {
     pub(crate) fn text(bytes: u64) -> String {
         let units = [(1u64 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
         match units.iter().find(|(size, _)| bytes >= *size) {
-            Some((size, unit)) if bytes % size == 0 => format!("{} {unit}", bytes / size),
+            Some((size, unit)) if bytes.is_multiple_of(*size) => format!("{} {unit}", bytes / size),
             Some((size, unit)) => format!("{:.1} {unit}", bytes as f64 / *size as f64),
             None => format!("{bytes} bytes"),
         }

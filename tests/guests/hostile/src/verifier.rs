@@ -85,9 +85,9 @@ impl Verifier for Hostile {
             "chance" => return Ok(chance()),
             "memmove" => return Ok(Verdict::reward(f64::from(memmove()))),
             "nan-bits" => {
-                let zero: f32 = std::hint::black_box(0.0);
+                let (zero, other): (f32, f32) = std::hint::black_box((0.0, 0.0));
                 return Ok(Verdict::reward(f64::from(
-                    (zero / zero).to_bits() == 0x7fc0_0000,
+                    (zero / other).to_bits() == 0x7fc0_0000,
                 )));
             }
             // The ordinary.
