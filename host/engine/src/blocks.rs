@@ -34,7 +34,7 @@ impl Lease {
         &self.blocks
     }
 
-    /// Leading blocks that the tree owns.
+    #[cfg(test)]
     pub(crate) fn num_shared(&self) -> usize {
         self.shared.len()
     }

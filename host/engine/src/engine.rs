@@ -73,6 +73,20 @@ pub struct SamplingDefaults {
     pub repetition_penalty: Option<f64>,
 }
 
+impl SamplingDefaults {
+    /// From the file's JSON; what it does not say stays unsaid.
+    pub fn from_generation_config(json: &serde_json::Value) -> Self {
+        Self {
+            temperature: json["temperature"].as_f64(),
+            top_p: json["top_p"].as_f64(),
+            // transformers writes 0 for "all", SGLang -1.
+            top_k: json["top_k"].as_i64().map(|k| if k == 0 { -1 } else { k }),
+            min_p: json["min_p"].as_f64(),
+            repetition_penalty: json["repetition_penalty"].as_f64(),
+        }
+    }
+}
+
 /// A running engine. Cloning shares it; it ends when the last handle is dropped or at [`EngineHandle::stop`].
 #[derive(Clone)]
 pub struct EngineHandle {

@@ -2,13 +2,14 @@
 //!
 //! It computes nothing itself; layers are slime-model's, arithmetic the device's.
 
-use crate::engine::{self, EngineConfig, EngineHandle};
+use crate::engine::{self, EngineConfig, EngineHandle, SamplingDefaults};
 use crate::forward::{Forward, Rows};
 use crate::weights::{self, Piece};
 use crate::{Error, Result};
 use slime_core::ports::TextCodec;
 use slime_kernels::Ops;
-use slime_model::{Network, PagedRows};
+use slime_model::text::Text;
+use slime_model::{HfDir, Network, PagedRows};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::Path;
@@ -18,6 +19,36 @@ use std::sync::Arc;
 pub struct Engine;
 
 impl Engine {
+    /// Serve the model in a Hugging Face directory: configuration, tokenizer, template and weights.
+    ///
+    /// # Errors
+    /// The directory is not a model's, or as [`Self::start`].
+    pub fn open<O: Ops>(ops: Arc<O>, dir: &Path, config: EngineConfig) -> Result<EngineHandle> {
+        let HfDir {
+            files,
+            spec,
+            weights,
+        } = HfDir::open(dir)?;
+        let text = Text::new(&files)?;
+        text.check_vocab(spec.vocab)?;
+        let mut tensors = Vec::new();
+        weights.load_params::<Error>(&spec, |param, values| {
+            tensors.push(ops.tensor(param.rows, param.cols, &values)?);
+            Ok(())
+        })?;
+        let sampling_defaults = match files.json("generation_config.json")? {
+            Some(json) => SamplingDefaults::from_generation_config(&json),
+            None => SamplingDefaults::default(),
+        };
+        let network = Network::new(ops, Arc::new(spec), tensors)?;
+        let config = EngineConfig {
+            model_path: dir.to_owned(),
+            sampling_defaults,
+            ..config
+        };
+        Self::start(network, Arc::new(text), config)
+    }
+
     /// Serve a network that is in memory.
     ///
     /// # Errors

@@ -1,0 +1,10 @@
+//! The engine as clients meet it: real HTTP on a free port, the built-in byte tokenizer, a small random model.
+//! The oracles are the network's own full forward, HF transformers' log-probs, and the same request asked alone.
+
+mod control;
+mod generate;
+mod openai;
+mod refusals;
+mod stream;
+mod support;
+mod weights;
