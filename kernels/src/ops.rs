@@ -178,6 +178,11 @@ pub trait Ops: Send + Sync + 'static {
     fn read_float(&self, x: &Self::Float) -> Result<Vec<f32>>;
     /// Download without rounding to f32.
     fn read_float_f64(&self, x: &Self::Float) -> Result<Vec<f64>>;
+    /// Weights in the accumulator's precision.
+    fn widened(&self, x: &Self::Tensor) -> Result<Self::Float> {
+        let (rows, cols) = self.shape(x);
+        self.float_f64(rows, cols, &self.read_f64(x)?)
+    }
     /// Set to zero.
     fn zero(&self, x: &mut Self::Float) -> Result<()>;
     /// Upload ids or positions.
@@ -321,6 +326,10 @@ pub trait Ops: Send + Sync + 'static {
 
     // ---- head ----
 
+    /// Bytes of logits that are best made at once: enough rows to fill the device, few enough to leave room.
+    fn logits_chunk_bytes(&self) -> usize {
+        64 << 20
+    }
     /// `h Wᵀ` kept in the accumulator's precision: `[rows, vocab]`.
     fn logits(&self, h: &Self::Tensor, w: &Self::Tensor) -> Result<Self::Float>;
     /// Log-prob of the target, entropy and lse of each row at a temperature. Columns from `vocab` on are −inf.
@@ -349,6 +358,10 @@ pub trait Ops: Send + Sync + 'static {
 
     /// `Σ x²`, in a fixed order, in f64.
     fn sum_squares(&self, x: &Self::Float) -> Result<f64>;
+    /// `Σ x²` over all of them, in order. A device adds them up before it answers.
+    fn sum_squares_of_all(&self, all: &[Self::Float]) -> Result<f64> {
+        all.iter().try_fold(0.0, |sum, x| Ok(sum + self.sum_squares(x)?))
+    }
     /// One step on one parameter. Without `master` the weight itself is the master (CPU).
     #[allow(clippy::too_many_arguments, reason = "the operands of one fused update")]
     fn adamw(

@@ -10,9 +10,6 @@
 use slime_kernels::{Ops, Result, TokenStats};
 use std::ops::Range;
 
-/// Bytes of one chunk's logits unless the user says otherwise.
-const CHUNK_BYTES: usize = 64 << 20;
-
 /// The head's matrix and how its logits are read.
 pub struct Head<'a, O: Ops> {
     /// The device.
@@ -23,7 +20,7 @@ pub struct Head<'a, O: Ops> {
     pub temperature: f64,
     /// Rows of the matrix from here on are no tokens: −inf.
     pub vocab: usize,
-    /// Rows whose logits exist at once.
+    /// Rows whose logits exist at once; the device's choice when not given.
     pub chunk_rows: Option<usize>,
 }
 
@@ -33,7 +30,7 @@ pub type Slopes = (Vec<f64>, Vec<f64>);
 impl<O: Ops> Head<'_, O> {
     /// Row ranges of nearly equal size.
     fn chunks(&self, rows: usize) -> impl Iterator<Item = Range<usize>> + use<O> {
-        let by_size = (CHUNK_BYTES / (4 * self.vocab.max(1))).max(64);
+        let by_size = (self.ops.logits_chunk_bytes() / (4 * self.vocab.max(1))).max(64);
         let count = rows.div_ceil(self.chunk_rows.unwrap_or(by_size)).max(1);
         (0..count)
             .map(move |i| rows * i / count..rows * (i + 1) / count)

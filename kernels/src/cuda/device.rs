@@ -2,6 +2,7 @@
 
 use super::nvrtc::{self, Source};
 use super::pool::{Block, Pool};
+use super::profile::Profile;
 use super::{driver, library};
 use crate::{Error, Result};
 use cudarc::driver::sys::{self, CUdevice_attribute, CUevent_flags, CUfunction_attribute_enum};
@@ -62,6 +63,7 @@ pub(super) struct Device {
     pub(super) num_sms: u32,
     arch: String,
     functions: Mutex<HashMap<(&'static str, &'static str, Vec<String>), CudaFunction>>,
+    profile: Profile,
 }
 
 impl Device {
@@ -88,6 +90,7 @@ impl Device {
             num_sms: sms as u32,
             arch: format!("sm_{major}{minor}{suffix}"),
             functions: Mutex::default(),
+            profile: Profile::default(),
         })
     }
 
@@ -126,9 +129,16 @@ impl Device {
             };
         }
         let config = LaunchConfig { grid_dim: grid, block_dim: (threads, 1, 1), shared_mem_bytes: shared_bytes };
+        let span = self.profile.begin(&self.stream)?;
         // SAFETY: each call site lists the arguments of the kernel it names, in order and of its types; the blocks they
         // point to are held by the caller and outlive the launch because memory is reused in stream order only.
-        unsafe { builder.launch(config) }.map(|_| ()).map_err(driver)
+        unsafe { builder.launch(config) }.map_err(driver)?;
+        self.profile.end(&self.stream, span, || name.into())
+    }
+
+    /// Where each launch's time is noted, when asked for.
+    pub(super) fn profile(&self) -> &Profile {
+        &self.profile
     }
 
     fn function(&self, source: &Source, name: &'static str, shared_bytes: u32) -> Result<CudaFunction> {

@@ -92,7 +92,10 @@ impl Gemm {
         }
         let plan = &inner.plans[&shape];
         let beta = if shape.accumulate { 1.0 } else { 0.0 };
-        inner.launch(device, plan, &plan.algo, a, b, c, beta)
+        let span = device.profile().begin(&device.stream)?;
+        inner.launch(device, plan, &plan.algo, a, b, c, beta)?;
+        let Shape { m, n, k, .. } = shape;
+        device.profile().end(&device.stream, span, || format!("product {m} x {n} x {k}"))
     }
 }
 

@@ -12,8 +12,10 @@ pub mod library;
 pub mod nvrtc;
 mod ops;
 mod pool;
+mod profile;
 mod sources;
 
+pub use profile::Span;
 pub use sources::all as sources;
 
 use crate::{Error, Result};
@@ -100,6 +102,20 @@ impl Cuda {
     /// An earlier kernel failed.
     pub fn synchronize(&self) -> Result<()> {
         self.device.stream.synchronize().map_err(driver)
+    }
+
+    /// Note each launch's time from now on, or no longer.
+    pub fn profile(&self, on: bool) {
+        self.device.profile().set(on);
+    }
+
+    /// What was noted since [`Self::profile`], the longest first; stops noting.
+    ///
+    /// # Errors
+    /// An earlier kernel failed.
+    pub fn profile_spans(&self) -> Result<Vec<Span>> {
+        self.synchronize()?;
+        self.device.profile().take()
     }
 
     /// The same numbers in other memory.

@@ -163,6 +163,14 @@ impl Ops for Cuda {
         Ok(self.read_float(x)?.into_iter().map(f64::from).collect())
     }
 
+    fn widened(&self, x: &Tensor) -> Result<Float> {
+        let y = self.new_float(x.rows, x.cols, "an accumulator")?;
+        let n = x.rows * x.cols;
+        let args = [Ptr(x.block.ptr), Ptr(y.block.ptr), Long(n as i64)];
+        self.device.launch(&sources::rows(), "widened", self.grid(n), THREADS, 0, &args)?;
+        Ok(y)
+    }
+
     fn zero(&self, x: &mut Float) -> Result<()> {
         self.device.zero(&x.block, x.rows * x.cols * 4)
     }
@@ -551,6 +559,10 @@ impl Ops for Cuda {
         Ok(dx)
     }
 
+    fn logits_chunk_bytes(&self) -> usize {
+        5 << 29 // 4,096 rows of the largest vocabularies: products of full speed
+    }
+
     fn logits(&self, h: &Tensor, w: &Tensor) -> Result<Float> {
         let z = self.new_float(h.rows, w.rows, "logits")?;
         let shape = Shape {
@@ -619,12 +631,21 @@ impl Ops for Cuda {
     }
 
     fn sum_squares(&self, x: &Float) -> Result<f64> {
-        let n = x.rows * x.cols;
-        let blocks = n.div_ceil(THREADS as usize).min(self.device.num_sms as usize * 4);
-        let part = self.device.pool.take(blocks * 8, "norm partial sums")?;
-        let args = [Ptr(x.block.ptr), Ptr(part.ptr), Long(n as i64)];
-        self.device.launch(&sources::rows(), "sum_squares_part", (blocks as u32, 1, 1), THREADS, 0, &args)?;
-        Ok(self.device.download::<f64>(&part, blocks)?.iter().sum())
+        self.sum_squares_of_all(std::slice::from_ref(x))
+    }
+
+    fn sum_squares_of_all(&self, all: &[Float]) -> Result<f64> {
+        let blocks_of = |x: &Float| (x.rows * x.cols).div_ceil(4 * THREADS as usize).min(self.device.num_sms as usize * 4);
+        let total: usize = all.iter().map(blocks_of).sum();
+        let part = self.device.pool.take(total * 8, "norm partial sums")?;
+        let mut place = part.ptr;
+        for x in all {
+            let blocks = blocks_of(x);
+            let args = [Ptr(x.block.ptr), Ptr(place), Long((x.rows * x.cols) as i64)];
+            self.device.launch(&sources::rows(), "sum_squares_part", (blocks as u32, 1, 1), THREADS, 0, &args)?;
+            place += blocks as u64 * 8;
+        }
+        Ok(self.device.download::<f64>(&part, total)?.iter().sum())
     }
 
     fn adamw(

@@ -68,6 +68,10 @@ extern "C" __global__ void add_parts(const float* part, float* out, int parts, i
   }
 }
 
+extern "C" __global__ void widened(const u16* x, float* y, i64 n) {
+  for (i64 i = blockIdx.x * (i64)blockDim.x + threadIdx.x; i < n; i += (i64)gridDim.x * blockDim.x) y[i] = bf(x[i]);
+}
+
 extern "C" __global__ void sum_squares_part(const float* x, double* part, i64 n) {
   double acc = 0.0;
   i64 start = blockIdx.x * (i64)blockDim.x + threadIdx.x, stride = (i64)gridDim.x * blockDim.x;

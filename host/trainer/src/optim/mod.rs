@@ -64,7 +64,7 @@ impl<O: Ops> Optimizer<O> {
                 weights
                     .0
                     .iter()
-                    .map(|w| copy(ops, w))
+                    .map(|w| ops.widened(w))
                     .collect::<Result<_>>()?,
             ),
             _ => None,
@@ -112,11 +112,7 @@ impl<O: Ops> Optimizer<O> {
         grads: &Gradients<O>,
     ) -> Result<StepReport> {
         let lr = self.lr();
-        let mut squares = 0.0;
-        for grad in &grads.0 {
-            squares += ops.sum_squares(grad)?;
-        }
-        let grad_norm = squares.sqrt();
+        let grad_norm = ops.sum_squares_of_all(&grads.0)?.sqrt();
         if !grad_norm.is_finite() {
             self.skip();
             return Ok(StepReport {
@@ -162,11 +158,6 @@ fn clip_scale(norm: f64, max: f64) -> f64 {
     } else {
         1.0
     }
-}
-
-fn copy<O: Ops>(ops: &O, weight: &O::Tensor) -> Result<O::Float> {
-    let (rows, cols) = ops.shape(weight);
-    ops.float_f64(rows, cols, &ops.read_f64(weight)?)
 }
 
 fn schedule_of(config: &TrainConfig, samples_per_step: u64) -> Schedule {
