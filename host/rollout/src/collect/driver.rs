@@ -247,6 +247,7 @@ impl Driver {
         clippy::too_many_arguments,
         reason = "every one of them names the rollout"
     )]
+    #[tracing::instrument(level = "debug", name = "trajectory", skip_all, fields(rollout = %id, prompt = %prompt.id, index))]
     async fn rollout(
         &self,
         prompt: &Arc<Prompt>,
@@ -320,6 +321,7 @@ impl Driver {
         }
     }
 
+    #[tracing::instrument(level = "debug", name = "score", skip_all)]
     async fn score(&self, prompt: &Prompt, trajectories: &[Trajectory], seed: u64) -> Scored {
         let request = ScoreRequest {
             prompt: prompt_text(self.codec.as_ref(), prompt),

@@ -17,6 +17,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 use tokio::task::JoinSet;
+use tracing::Instrument;
 
 /// Samples groups for steps.
 pub struct Sampler {
@@ -192,7 +193,8 @@ impl Sampler {
                 claim,
                 complete: false,
             };
-            tasks.spawn(async move { inner.one(step, held, &tally).await });
+            let task = async move { inner.one(step, held, &tally).await };
+            tasks.spawn(task.instrument(tracing::Span::current()));
         }
         let mut ends = Vec::with_capacity(tasks.len());
         while let Some(end) = tasks.join_next().await {

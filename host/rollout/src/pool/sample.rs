@@ -38,6 +38,7 @@ enum Step {
 }
 
 impl Inner {
+    #[tracing::instrument(level = "trace", name = "sample", skip_all, fields(rid = request.rid))]
     pub(super) async fn sample(&self, request: SampleRequest) -> Result<Sampled, PolicyError> {
         self.check(&request).map_err(PolicyError::Refused)?;
         let cancelled = CancellationToken::new();

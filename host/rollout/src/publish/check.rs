@@ -12,10 +12,13 @@ use std::path::Path;
 /// A header larger than this is not one.
 const MAX_HEADER_BYTES: u64 = 100 << 20;
 
+/// A tensor's type and shape.
+type Kind = (String, Vec<u64>);
+
 /// Every tensor's type and shape.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Manifest {
-    tensors: BTreeMap<String, (String, Vec<u64>)>,
+    tensors: BTreeMap<String, Kind>,
 }
 
 impl Manifest {
@@ -88,7 +91,7 @@ impl Manifest {
     }
 }
 
-fn header(path: &Path) -> Result<Vec<(String, (String, Vec<u64>))>, String> {
+fn header(path: &Path) -> Result<Vec<(String, Kind)>, String> {
     let mut file = File::open(path).map_err(|e| e.to_string())?;
     let size = file.metadata().map_err(|e| e.to_string())?.len();
     let mut len = [0; 8];

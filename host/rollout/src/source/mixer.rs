@@ -19,7 +19,14 @@ pub struct Mixer {
     sources: Vec<Arc<dyn Source>>,
     /// Draws of each source in a block. Sums to [`BLOCK`].
     shares: Vec<u64>,
-    last: Mutex<Option<(u64, u64, Arc<Vec<u32>>)>>,
+    last: Mutex<Option<Plan>>,
+}
+
+/// The source of each draw of a block.
+struct Plan {
+    block: u64,
+    seed: u64,
+    sources: Arc<Vec<u32>>,
 }
 
 impl Mixer {
@@ -86,10 +93,10 @@ impl Mixer {
 
     fn plan(&self, block: u64, seed: u64) -> Arc<Vec<u32>> {
         let mut last = lock(&self.last);
-        if let Some((b, s, plan)) = last.as_ref()
-            && (*b, *s) == (block, seed)
+        if let Some(plan) = last.as_ref()
+            && (plan.block, plan.seed) == (block, seed)
         {
-            return Arc::clone(plan);
+            return Arc::clone(&plan.sources);
         }
         let mut plan: Vec<u32> = (0u32..)
             .zip(&self.shares)
@@ -97,9 +104,13 @@ impl Mixer {
             .collect();
         SplitMix64::new(hash64("mix", &[&seed.to_le_bytes(), &block.to_le_bytes()]))
             .shuffle(&mut plan);
-        let plan = Arc::new(plan);
-        *last = Some((block, seed, Arc::clone(&plan)));
-        plan
+        let sources = Arc::new(plan);
+        *last = Some(Plan {
+            block,
+            seed,
+            sources: Arc::clone(&sources),
+        });
+        sources
     }
 }
 

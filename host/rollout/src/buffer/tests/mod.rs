@@ -399,7 +399,7 @@ fn a_checkpoint_that_the_buffer_did_not_hear_of_still_counts() {
 #[test]
 fn records_survive_both_file_formats() {
     let dir = tempfile::tempdir().unwrap();
-    let mut groups = vec![group(0, 1), group(1, 2)];
+    let mut groups = [group(0, 1), group(1, 2)];
     groups[0]
         .prompt
         .metadata
