@@ -13,16 +13,19 @@ use std::sync::Arc;
 /// # Errors
 /// One problem a flag.
 pub fn check(root: &Command, argv: &[String]) -> Result<(), Problems> {
-    let line: Arc<str> = argv.join(" ").into();
+    // The program's path is of no interest, and may be long.
+    let words = argv.iter().skip(1).map(String::as_str);
+    let words: Vec<&str> = std::iter::once(root.get_name()).chain(words).collect();
+    let line: Arc<str> = words.join(" ").into();
     let (mut command, mut problems, mut at) = (root, Vec::new(), 0);
     let mut value_expected = false;
-    for (index, word) in argv.iter().enumerate() {
+    for (index, word) in words.iter().enumerate() {
         let span = at..at + word.len();
         at += word.len() + 1;
         if index == 0 {
             continue;
         }
-        if word == "--" {
+        if *word == "--" {
             break;
         }
         if let Some(flag) = word.strip_prefix("--") {
@@ -95,7 +98,7 @@ mod tests {
     #[test]
     fn every_unknown_flag_is_reported_with_what_was_meant() {
         let found = messages(
-            "slime-host --log json run plugins/x --rollout-batchsize 8 --lr 1e-6 --use-tis --frob",
+            "slime-host --log json run plugins/x --rollout-batchsize 8 --lr 1e-6 --use-wandb --frob",
         );
         assert_eq!(found.len(), 3, "{found:?}");
         assert_eq!(found[0].0, "unknown flag --rollout-batchsize");
@@ -103,7 +106,7 @@ mod tests {
             found[0].1.as_deref(),
             Some("did you mean --rollout-batch-size?")
         );
-        assert!(found[1].0.starts_with("--use-tis: "));
+        assert!(found[1].0.starts_with("--use-wandb: "));
         assert!(found[2].1.as_deref().unwrap().contains("--help"));
     }
 

@@ -5,7 +5,7 @@
 
 use super::check::Check;
 use super::problem::Problems;
-use super::sections::{Device, Dtype, Filter};
+use super::sections::{Device, Filter};
 use super::{Resolved, units};
 use crate::wire::sources::Chat;
 use serde_json::{Map, Value};
@@ -114,8 +114,6 @@ impl Verb {
 /// What follows from a recipe for one verb.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// What is to be done.
-    pub verb: Verb,
     /// Everything random derives from it.
     pub seed: u64,
     /// Length, place and checkpoints.
@@ -186,8 +184,6 @@ pub struct ModelPlan {
     pub reference: Option<PathBuf>,
     /// Where to compute.
     pub device: Device,
-    /// In which numbers.
-    pub dtype: Dtype,
 }
 
 /// Prompts from a file.
@@ -323,7 +319,6 @@ fn build(said: &Resolved, verb: Verb, check: &mut Check<'_>) -> Plan {
         check.train(&sft.train, "sft");
     }
     Plan {
-        verb,
         seed: c.seed.unwrap_or(42),
         run: RunPlan {
             name: c.run.name.clone(),
@@ -343,7 +338,6 @@ fn build(said: &Resolved, verb: Verb, check: &mut Check<'_>) -> Plan {
             },
             reference: c.model.ref_load.clone(),
             device: c.model.device.unwrap_or_default(),
-            dtype: c.model.dtype.unwrap_or_default(),
         },
         data: c
             .data

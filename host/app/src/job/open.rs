@@ -106,6 +106,11 @@ pub async fn run(opened: Opened, place: Place, console: &Console, trace: &Trace)
     }
     drop(job);
     serving.stop().await;
+    if opened.plan.rollout.servers.is_empty() {
+        // Nobody reads the embedded engine's last versions any more; the checkpoint has the weights.
+        let weights = run_weights(Some(dir));
+        std::fs::remove_dir_all(&weights).map_err(at_path(&weights))?;
+    }
     close(&opened, dir, end, console, trace)?;
     Ok(end)
 }

@@ -35,7 +35,7 @@ impl Opened {
     /// Every problem of every part.
     pub fn new(plan: Plan, said: Resolved, trains: bool, console: &Console) -> Result<Self> {
         let mut problems = Vec::new();
-        let mut keep = |failure: Failure, problems: &mut Vec<Problem>| match failure {
+        let keep = |failure: Failure, problems: &mut Vec<Problem>| match failure {
             Failure::Config(found) => {
                 problems.extend(found.0);
                 None

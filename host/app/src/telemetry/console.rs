@@ -164,7 +164,10 @@ pub fn step_line(step: u64, row: &Row, range: (f64, f64)) -> String {
         reward.map_or(' ', |r| spark(r, range)),
         eval(row).map_or_else(String::new, |r| format!("{r:.3}")),
         number("rollout/lag/max", |l| format!("{l:.0}")),
-        number("train/loss", |l| format!("{l:+.4}")),
+        number("train/loss", |l| format!(
+            "{:+.4}",
+            if l.abs() < 5e-5 { 0.0 } else { l }
+        )),
         number("train/ppo_kl", |k| format!("{k:.1e}")),
         number("train/train_rollout_logprob_abs_diff_max", |g| format!(
             "{g:.0e}"
@@ -176,12 +179,14 @@ pub fn step_line(step: u64, row: &Row, range: (f64, f64)) -> String {
     )
 }
 
+/// The first data set's mean reward.
 fn eval(row: &Row) -> Option<f64> {
+    let is_set = |name: &str| {
+        let name = name.strip_prefix("eval/");
+        name.is_some_and(|name| name != "step" && !name.contains(['/', '-']))
+    };
     row.numbers()
-        .find(|(name, _)| {
-            name.strip_prefix("eval/")
-                .is_some_and(|n| !n.contains(['/', '-']))
-        })
+        .find(|(name, _)| is_set(name))
         .map(|(_, value)| value)
 }
 
@@ -225,6 +230,7 @@ mod tests {
         for (name, value) in [
             ("rollout/reward", 0.5),
             ("rollout/lag/max", 0.0),
+            ("eval/step", 8.0),
             ("eval/arith", 0.625),
             ("eval/arith/response_len/mean", 4.0),
             ("train/loss", -0.0123),

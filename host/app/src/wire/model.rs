@@ -6,7 +6,7 @@ use crate::config::{Device, Problem, Resolved};
 use crate::error::{Failure, Result};
 use slime_kernels::{Cpu, Ops};
 use slime_model::text::Text;
-use slime_model::{HfDir, ModelFiles, ModelSpec, families, hf, init, params};
+use slime_model::{HfDir, ModelFiles, ModelSpec, families, init, params};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -21,8 +21,6 @@ pub struct Model {
     pub files: ModelFiles,
     /// Tokenizer and chat template.
     pub text: Arc<Text>,
-    /// Format its weights are written in.
-    pub dtype: hf::Dtype,
     weights: Stored,
 }
 
@@ -67,7 +65,6 @@ impl Model {
             spec: Arc::new(model.spec.clone()),
             files: model.files.clone(),
             text,
-            dtype: model.weights.dtype().unwrap_or(hf::Dtype::F32),
             weights: Stored::Directory(model),
         })
     }
@@ -80,7 +77,6 @@ impl Model {
             spec,
             files,
             text,
-            dtype: hf::Dtype::F32,
             weights: Stored::Fresh(seed),
         })
     }
