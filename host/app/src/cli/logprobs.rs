@@ -106,7 +106,12 @@ fn read(text: &str, path: &std::path::Path) -> Result<Vec<Vec<u32>>> {
                 problems.push((number, "it has no tokens".to_owned()))
             }
             Ok(line) => lines.push(line.tokens),
-            Err(e) => problems.push((number, e.to_string())),
+            Err(e) => {
+                // serde counts columns of a line of its own.
+                let reason = e.to_string();
+                let reason = reason.split(" at line ").next().unwrap_or_default();
+                problems.push((number, reason.to_owned()));
+            }
         }
     }
     let problem = |(number, reason): (usize, String)| {

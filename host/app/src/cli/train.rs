@@ -94,9 +94,8 @@ async fn train(args: Args, plan: Plan, said: Resolved, context: &Context) -> Res
     let mut number = 0;
     for records in steps {
         let begin = Instant::now();
-        let span = tracing::info_span!(target: "slime", "train", records = records.len());
-        let trained = tokio::task::block_in_place(|| span.in_scope(|| trainer.train(&records)))
-            .map_err(train_failed)?;
+        let trained =
+            tokio::task::block_in_place(|| trainer.train(&records)).map_err(train_failed)?;
         let took = begin.elapsed() / trained.len().max(1) as u32;
         for metrics in &trained {
             telemetry

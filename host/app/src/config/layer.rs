@@ -281,7 +281,11 @@ fn unknown(path: &str, what: &str, origin: &Origin) -> Problem {
         }
         _ => Problem::new(format!("unknown {what} `{path}`")),
     };
-    let help = match schema::suggest(path) {
+    let meant = match what {
+        "section" => schema::suggest_section(path).or_else(|| schema::suggest(path)),
+        _ => schema::suggest(path),
+    };
+    let help = match meant {
         _ if schema::is_section(path) => {
             format!("name one of its keys: {path}.KEY; `slime-host config keys` lists them")
         }

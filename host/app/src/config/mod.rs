@@ -45,7 +45,7 @@ pub struct Said {
 /// Every problem of every layer.
 pub fn resolve(said: Said) -> Result<Resolved, Problems> {
     let mut settings = Vec::new();
-    let mut problems = said.flag_problems;
+    let mut problems = Vec::new();
     let mut add = |(mut some, mut wrong): (Vec<Setting>, Vec<Problem>),
                    problems: &mut Vec<Problem>| {
         settings.append(&mut some);
@@ -68,7 +68,7 @@ pub fn resolve(said: Said) -> Result<Resolved, Problems> {
     }
     add(layer::from_env(said.env.into_iter()), &mut problems);
     add(layer::from_sets(&said.sets), &mut problems);
-    add((said.flags, Vec::new()), &mut problems);
+    add((said.flags, said.flag_problems), &mut problems);
     match merge::merge(settings) {
         Ok(resolved) if problems.is_empty() => Ok(resolved),
         Ok(_) => Err(Problems(problems)),

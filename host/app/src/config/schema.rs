@@ -114,6 +114,17 @@ pub fn suggest(path: &str) -> Option<&'static str> {
     .or_else(|| nearest(path, KEYS.iter().map(|key| (key.as_str(), key.as_str()))))
 }
 
+/// The section that was probably meant.
+pub fn suggest_section(name: &str) -> Option<&'static str> {
+    nearest(
+        name,
+        KEYS.iter().filter_map(|key| {
+            let (section, _) = key.split_once('.')?;
+            Some((section, section))
+        }),
+    )
+}
+
 /// The candidate whose name is close enough to `word` to be what was meant.
 pub fn nearest<'a>(
     word: &str,

@@ -210,8 +210,7 @@ async fn one(job: &mut Job, state: &mut State, step: Step) -> Result<bool> {
 
     let records: Vec<RolloutRecord> = taken.groups.iter().flat_map(Group::records).collect();
     let train = Instant::now();
-    let span = tracing::info_span!(target: "slime", "train", records = records.len());
-    let trained = tokio::task::block_in_place(|| span.in_scope(|| job.learner.train(&records)))?;
+    let trained = tokio::task::block_in_place(|| job.learner.train(&records))?;
     let train = train.elapsed();
     job.queue.trained(step)?;
     state.finished = step.0 + 1;

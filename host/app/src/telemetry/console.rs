@@ -4,6 +4,7 @@
 //! Everything goes to stderr; stdout belongs to data. With `--log json` it says nothing, the log does.
 
 use super::metrics::Row;
+use super::report::is_eval;
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::{IsTerminal, Write, stderr};
 use std::path::{Path, PathBuf};
@@ -181,12 +182,8 @@ pub fn step_line(step: u64, row: &Row, range: (f64, f64)) -> String {
 
 /// The first data set's mean reward.
 fn eval(row: &Row) -> Option<f64> {
-    let is_set = |name: &str| {
-        let name = name.strip_prefix("eval/");
-        name.is_some_and(|name| name != "step" && !name.contains(['/', '-']))
-    };
     row.numbers()
-        .find(|(name, _)| is_set(name))
+        .find(|(name, _)| is_eval(name))
         .map(|(_, value)| value)
 }
 

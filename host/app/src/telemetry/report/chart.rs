@@ -31,6 +31,14 @@ pub struct Series {
     pub mark: Mark,
 }
 
+impl Series {
+    /// Without the points that an axis of powers of ten has no place for.
+    pub fn drawable(mut self, log: bool) -> Self {
+        self.points.retain(|point| !log || point.1 > 0.0);
+        self
+    }
+}
+
 /// One chart.
 #[derive(Clone, Debug)]
 pub struct Chart {

@@ -94,7 +94,7 @@ fn charts(rows: &[Row]) -> Vec<Chart> {
             .collect()
     };
     rewards.extend(eval_names(rows).into_iter().map(|metric| Series {
-        name: metric.replace("eval/", "held out: "),
+        name: metric.replace("eval/", "held-out "),
         points: evals(&metric),
         mark: Mark::Dots,
     }));
@@ -105,6 +105,7 @@ fn charts(rows: &[Row]) -> Vec<Chart> {
         from_zero,
         series: series
             .into_iter()
+            .map(|s| s.drawable(log))
             .filter(|s| !s.points.is_empty())
             .collect(),
     };
@@ -187,14 +188,19 @@ fn points(rows: &[Row], metric: &str) -> Vec<(f64, f64)> {
 fn eval_names(rows: &[Row]) -> Vec<String> {
     let mut names: Vec<String> = Vec::new();
     for (name, _) in rows.iter().flat_map(Row::numbers) {
-        let plain = name
-            .strip_prefix("eval/")
-            .is_some_and(|n| !n.contains('/') && !n.ends_with("-truncated_ratio") && n != "step");
-        if plain && !names.iter().any(|known| known == name) {
+        if is_eval(name) && !names.iter().any(|known| known == name) {
             names.push(name.to_owned());
         }
     }
     names
+}
+
+/// Whether a metric is the mean reward of a held-out data set.
+pub fn is_eval(name: &str) -> bool {
+    name.strip_prefix("eval/").is_some_and(|name| {
+        let part = name.contains("-pass@") || name.ends_with("-truncated_ratio");
+        name != "step" && !name.contains('/') && !part
+    })
 }
 
 #[cfg(test)]
@@ -244,7 +250,7 @@ mod tests {
         );
         for title in [
             "Reward",
-            "held out: arith",
+            "held-out arith",
             "Trainer against engine",
             "Where a step goes",
         ] {
