@@ -45,6 +45,9 @@ pub struct Collected {
     pub warnings: Vec<String>,
 }
 
+/// Groups whose prompt fills the context are dropped for this reason, and other prompts are drawn.
+const OVERLONG: &str = "overlong_prompt";
+
 /// How one claim ended.
 enum End {
     Kept(Group),
@@ -108,8 +111,8 @@ impl Sampler {
     /// draws that are not complete come again.
     ///
     /// # Errors
-    /// No engine can be reached, the source is at its end, the ledger cannot be written, or the filters
-    /// dropped too much ([`RolloutError::Starved`]). Groups that were complete by then are in the ledger.
+    /// No engine can be reached, the source is at its end, the ledger cannot be written, no prompt can be
+    /// rendered or fits, or the filters dropped too much ([`RolloutError::Starved`]). Groups that were complete by then are in the ledger.
     #[tracing::instrument(name = "collect", skip_all, fields(%step, n))]
     pub async fn groups(&self, step: Step, n: usize) -> Result<Collected, RolloutError> {
         let inner = &self.inner;
@@ -117,12 +120,19 @@ impl Sampler {
         let tally = Arc::new(Tally::default());
         let (mut kept, mut refused) = (Vec::new(), Vec::new());
         let mut dropped: BTreeMap<String, u64> = BTreeMap::new();
+        // A prompt that was left out, and why.
+        let mut overlong: Option<(String, String)> = None;
         let mut refills = 0;
         inner
             .progress
             .begin(step, n, inner.driver.config.n_samples_per_prompt);
         while kept.len() < n {
             if refills > inner.driver.config.max_refills {
+                if let Some((prompt, reason)) =
+                    overlong.filter(|_| dropped.len() == 1 && kept.is_empty())
+                {
+                    return Err(RolloutError::Render { prompt, reason });
+                }
                 let reasons: Vec<_> = dropped
                     .iter()
                     .map(|(reason, count)| format!("{reason} {count}×"))
@@ -141,6 +151,12 @@ impl Sampler {
                 match end {
                     End::Kept(group) => kept.push(group),
                     End::Dropped(group, reason) => {
+                        if reason == OVERLONG && overlong.as_ref().is_none() {
+                            let prompt = group.prompt.id.to_string();
+                            let detail = group.rollouts.first().map_or("", |r| r.outcome.detail());
+                            let detail = detail.trim_start_matches(&format!("prompt {prompt} "));
+                            overlong = Some((prompt, format!("it {detail}")));
+                        }
                         *dropped.entry(reason).or_default() += 1;
                         refused.push(group);
                     }
@@ -166,7 +182,10 @@ impl Sampler {
             begin.elapsed(),
             inner.driver.verifier.name(),
         );
-        let warnings = metrics::warnings(step, &sampled);
+        let mut warnings = metrics::warnings(step, &sampled);
+        if let (Some((prompt, reason)), Some(count)) = (overlong, dropped.get(OVERLONG)) {
+            warnings.push(format!("step {step}: {count} prompts did not fit and were left out, {prompt} among them: {reason}"));
+        }
         for warning in &warnings {
             tracing::warn!("{warning}");
         }
@@ -246,18 +265,33 @@ impl Inner {
         if let Some(reason) = unreached(&group) {
             return Ok(End::NoEngine(reason));
         }
-        for filter in &self.filters {
-            if let Judgement::Drop(reason) = filter.judge(&group).await {
-                self.ledger.discard(&claim, &group, &reason)?;
-                held.complete = true;
-                self.progress.group(step, Some(&reason));
-                return Ok(End::Dropped(group, reason));
-            }
+        if let Some(reason) = self.refusal(&group).await {
+            self.ledger.discard(&claim, &group, &reason)?;
+            held.complete = true;
+            self.progress.group(step, Some(&reason));
+            return Ok(End::Dropped(group, reason));
         }
         self.ledger.keep(&claim, &group)?;
         held.complete = true;
         self.progress.group(step, None);
         Ok(End::Kept(group))
+    }
+}
+
+impl Inner {
+    /// Why the group is not trained on: its prompt left no room for a response, or a filter said so.
+    async fn refusal(&self, group: &Group) -> Option<String> {
+        let context = self.driver.config.limits.context_tokens as usize;
+        let prompts = group.rollouts.iter().map(|r| r.trajectories.first());
+        if prompts.flatten().any(|t| t.prompt_length() >= context) {
+            return Some(OVERLONG.to_owned());
+        }
+        for filter in &self.filters {
+            if let Judgement::Drop(reason) = filter.judge(group).await {
+                return Some(reason);
+            }
+        }
+        None
     }
 }
 

@@ -156,26 +156,61 @@ async fn the_next_step_goes_on_where_the_last_one_ended() {
     assert_ne!(a.groups[0].rollouts[0].seed, b.groups[1].rollouts[0].seed);
 }
 
-#[tokio::test]
-async fn a_prompt_that_does_not_fit_is_an_outcome_that_names_its_row() {
-    let policy = echo(|_| Ok(turn("x<|end|>", Stop, 1)));
-    let mut driver = driver(policy.clone(), 2, |_| reward(1.0));
+/// A driver whose context holds this many tokens.
+fn narrow(policy: Arc<dyn Policy>, context_tokens: u32) -> Driver {
+    let mut driver = driver(policy, 2, |_| reward(1.0));
     let mut config = (*driver.config).clone();
-    config.limits.context_tokens = 5;
+    config.limits.context_tokens = context_tokens;
     driver.config = Arc::new(config);
-    let collected = sampler(driver, 10).groups(Step(0), 1).await.unwrap();
-    let Outcome::LimitExceeded(reason) = &collected.groups[0].rollouts[0].outcome else {
-        panic!("{:?}", collected.groups)
-    };
-    assert!(
-        reason.contains("rows/0") && reason.contains("context holds 5"),
-        "{reason}"
-    );
-    assert!(lock(&policy.asked).is_empty());
+    driver
+}
+
+#[tokio::test]
+async fn a_prompt_that_does_not_fit_is_left_out_and_named() {
+    let policy = echo(|_| Ok(turn("<|end|>", Stop, 1)));
+    // Five tokens and a digit: row 10 has no room left.
+    let collected = sampler(narrow(policy.clone(), 6), 11)
+        .groups(Step(0), 11)
+        .await
+        .unwrap();
+    let rows: Vec<_> = collected.groups.iter().map(|g| g.prompt.id.row).collect();
+    assert_eq!(rows, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 0]);
+    assert_eq!(collected.dropped["overlong_prompt"], 1);
     assert_eq!(
         collected.metrics.get("rollout/outcome/limit-exceeded"),
         Some(2.0)
     );
+    let warning = collected.warnings.last().unwrap();
+    assert!(
+        warning.contains("rows/10 among them: it is 6 tokens, and the context holds 6"),
+        "{warning}"
+    );
+    assert_eq!(lock(&policy.asked).len(), 22);
+}
+
+#[tokio::test]
+async fn when_no_prompt_fits_the_run_ends_and_names_one() {
+    let policy = echo(|_| Ok(turn("<|end|>", Stop, 1)));
+    let error = sampler(narrow(policy.clone(), 5), 10)
+        .groups(Step(0), 2)
+        .await
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.contains("prompt rows/") && error.contains("the context holds 5"),
+        "{error}"
+    );
+    assert!(lock(&policy.asked).is_empty());
+}
+
+#[tokio::test]
+async fn a_step_that_scored_nothing_says_so() {
+    let policy = echo(|_| Ok(turn("x<|end|>", Stop, 1)));
+    let judge = |_: &ScoreRequest| Outcome::Trapped("unreachable".into());
+    let collected = sampler(driver(policy, 2, judge), 10)
+        .groups(Step(0), 1)
+        .await
+        .unwrap();
     assert_eq!(
         collected.metrics.get("rollout/reward"),
         None,
