@@ -2,6 +2,8 @@
 //!
 //! Each test runs the real binary in an empty directory. `cargo insta review` blesses a change.
 
+#![allow(clippy::unwrap_used, reason = "these are tests")]
+
 use std::net::TcpListener;
 use std::path::Path;
 use std::process::Command;

@@ -22,7 +22,8 @@ pub struct Problem {
     pub message: String,
     /// The cure.
     pub help: Option<String>,
-    place: Option<(NamedSource<Arc<str>>, SourceSpan)>,
+    // Boxed: problems travel in results whose other side is small.
+    place: Option<Box<(NamedSource<Arc<str>>, SourceSpan)>>,
 }
 
 impl Problem {
@@ -45,13 +46,14 @@ impl Problem {
     /// Add the place.
     #[must_use]
     pub fn at(mut self, place: Option<Place>) -> Self {
-        self.place = place.map(|p| (NamedSource::new(p.name, p.text), SourceSpan::from(p.span)));
+        self.place =
+            place.map(|p| Box::new((NamedSource::new(p.name, p.text), SourceSpan::from(p.span))));
         self
     }
 
     /// Where its place begins, for putting the problems of one text in order.
     pub fn offset(&self) -> usize {
-        self.place.as_ref().map_or(0, |(_, span)| span.offset())
+        self.place.as_ref().map_or(0, |place| place.1.offset())
     }
 }
 
@@ -75,13 +77,11 @@ impl Diagnostic for Problem {
     }
 
     fn source_code(&self) -> Option<&dyn SourceCode> {
-        self.place
-            .as_ref()
-            .map(|(source, _)| source as &dyn SourceCode)
+        self.place.as_ref().map(|place| &place.0 as &dyn SourceCode)
     }
 
     fn labels(&self) -> Option<Box<dyn Iterator<Item = LabeledSpan> + '_>> {
-        let (_, span) = self.place.as_ref()?;
+        let (_, span) = &**self.place.as_ref()?;
         Some(Box::new(std::iter::once(LabeledSpan::new_with_span(
             None, *span,
         ))))

@@ -189,7 +189,7 @@ async fn steps(job: &mut Job, state: &mut State) -> Result<End> {
         if !one(job, state, Step(step)).instrument(span).await? {
             return Ok(End::Stopped(state.finished));
         }
-        if state.finished % job.save_interval == 0 {
+        if state.finished.is_multiple_of(job.save_interval) {
             save(job, state)?;
         }
     }

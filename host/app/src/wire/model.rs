@@ -25,7 +25,7 @@ pub struct Model {
 }
 
 enum Stored {
-    Directory(HfDir),
+    Directory(Box<HfDir>),
     Fresh(u64),
 }
 
@@ -65,7 +65,7 @@ impl Model {
             spec: Arc::new(model.spec.clone()),
             files: model.files.clone(),
             text,
-            weights: Stored::Directory(model),
+            weights: Stored::Directory(Box::new(model)),
         })
     }
 
