@@ -41,6 +41,13 @@ pub struct Activations<O: Ops> {
     stat: O::Float,
 }
 
+/// Packed rows on the device.
+struct Packed<O: Ops> {
+    ids: O::Ids,
+    positions: O::Ids,
+    rows: Option<Rows<O>>,
+}
+
 /// A decoder-only transformer and its weights.
 pub struct Network<O: Ops> {
     ops: Arc<O>,
@@ -144,12 +151,7 @@ impl<O: Ops> Network<O> {
         Ok((self.ops.ids(ids)?, self.ops.ids(positions)?))
     }
 
-    fn packed(
-        &self,
-        ids: &[u32],
-        sequences: &Sequences,
-        wanted: &[u32],
-    ) -> Result<(O::Ids, O::Ids, Option<Rows<O>>)> {
+    fn packed(&self, ids: &[u32], sequences: &Sequences, wanted: &[u32]) -> Result<Packed<O>> {
         if sequences.num_tokens() != ids.len() {
             let (have, want) = (ids.len(), sequences.num_tokens());
             return Err(Error::Input(format!(
@@ -158,7 +160,11 @@ impl<O: Ops> Network<O> {
         }
         let rows = Rows::select(&*self.ops, wanted, ids.len())?;
         let (ids, positions) = self.upload(ids, &sequences.positions())?;
-        Ok((ids, positions, rows))
+        Ok(Packed {
+            ids,
+            positions,
+            rows,
+        })
     }
 
     fn embed(&self, ids: &O::Ids) -> Result<Stream<O>> {
@@ -211,7 +217,11 @@ impl<O: Ops> Network<O> {
     /// # Errors
     /// As [`Self::forward_train`].
     pub fn forward(&self, ids: &[u32], sequences: &Sequences, wanted: &[u32]) -> Result<O::Tensor> {
-        let (ids, positions, rows) = self.packed(ids, sequences, wanted)?;
+        let Packed {
+            ids,
+            positions,
+            rows,
+        } = self.packed(ids, sequences, wanted)?;
         let pass = self.pass(&positions);
         let mut stream = self.embed(&ids)?;
         let last = self.wiring.blocks.len() - 1;
@@ -238,7 +248,11 @@ impl<O: Ops> Network<O> {
         wanted: &[u32],
         recompute: &[Recompute],
     ) -> Result<(O::Tensor, Activations<O>)> {
-        let (ids, positions, rows) = self.packed(ids, sequences, wanted)?;
+        let Packed {
+            ids,
+            positions,
+            rows,
+        } = self.packed(ids, sequences, wanted)?;
         let pass = self.pass(&positions);
         let mut stream = self.embed(&ids)?;
         let mut blocks = Vec::with_capacity(self.wiring.blocks.len());

@@ -13,6 +13,7 @@ pub mod error;
 pub mod head;
 pub mod metrics;
 pub mod optim;
+mod passes;
 pub mod step;
 pub mod trainer;
 

@@ -12,6 +12,7 @@ use crate::metrics::TrainMetrics;
 use slime_kernels::Ops;
 use slime_model::Network;
 use slime_model::layers::{Gradients, Recompute};
+use tracing::debug_span;
 
 /// The policy's numbers of every token that trains, `[trained tokens]` each.
 #[derive(Clone, Debug)]
@@ -100,6 +101,7 @@ pub fn micro_step<O: Ops>(
     grads: &mut Gradients<O>,
     scores: &mut Scores,
 ) -> Result<()> {
+    let forward = debug_span!("forward", num_tokens = micro.ids.len()).entered();
     let (hidden, activations) =
         network.forward_train(&micro.ids, &micro.sequences, &micro.rows, recompute)?;
     let objective = &evaluation.objective;
@@ -116,6 +118,8 @@ pub fn micro_step<O: Ops>(
         evaluation.spread_ratio(&mut tokens, evaluation.lengths(&micro.members));
         with_ratio = Some(tokens);
     }
+    drop(forward);
+    let _backward = debug_span!("backward").entered();
     let dweight = grads.get(network.head());
     let (dhidden, stats) = head.backward(&hidden, &micro.targets, dweight, |rows, stats| {
         let slope = |(row, (&logp, &entropy)): (usize, (&f64, &f64))| {

@@ -14,9 +14,9 @@ use crate::algo::objective::{KlTerm, Objective, PolicyLoss};
 use crate::config::TrainConfig;
 use crate::data::rollouts::{Limits, check_tokens, rollouts};
 use crate::data::{Batch, MicroBatch, split_steps};
-use crate::head::Head;
 use crate::metrics::TrainMetrics;
 use crate::optim::Optimizer;
+use crate::passes::head;
 use crate::step::{Evaluation, Scores, metrics, micro_step};
 use crate::{Error, Result, advantages};
 use slime_core::RolloutRecord;
@@ -24,6 +24,7 @@ use slime_kernels::Ops;
 use slime_model::layers::{Gradients, Recompute};
 use slime_model::{ModelSpec, Network, ParamSpec};
 use std::sync::Arc;
+use tracing::{debug_span, info_span, warn};
 
 /// Where a call stands, for whoever shows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,10 +77,10 @@ pub struct Trainer<O: Ops> {
     pub(crate) config: TrainConfig,
     pub(crate) network: Network<O>,
     pub(crate) optimizer: Optimizer<O>,
-    reference: Option<Network<O>>,
+    pub(crate) reference: Option<Network<O>>,
     grads: Gradients<O>,
     recompute: Vec<Recompute>,
-    vocab: usize,
+    pub(crate) vocab: usize,
     on_progress: Option<OnProgress>,
 }
 
@@ -218,6 +219,7 @@ impl<O: Ops> Trainer<O> {
         self.fill_reference(&mut batches, &packed)?;
         self.fill_old(&mut batches, &packed)?;
         advantages::fill(&self.config, &rollouts, &mut batches);
+        warn_if_nothing_to_learn(&batches);
         let objective = self.objective();
         let num_steps = batches.len();
         let steps = batches.iter().zip(&packed).enumerate();
@@ -334,6 +336,8 @@ impl<O: Ops> Trainer<O> {
         packed: &[MicroBatch],
         step: (usize, usize),
     ) -> Result<TrainMetrics> {
+        let num_tokens = evaluation.batch.num_tokens();
+        let _train = info_span!("train", step = step.0, num_tokens).entered();
         self.grads.zero(&*self.ops)?;
         let mut scores = Scores::unknown(evaluation.batch.num_trained());
         let total = packed.iter().map(|m| m.ids.len()).sum();
@@ -361,6 +365,7 @@ impl<O: Ops> Trainer<O> {
             self.optimizer.skip();
             metrics.skipped = 1;
         } else {
+            let _update = debug_span!("update").entered();
             let params = self.network.params().clone();
             let report = self.optimizer.step(
                 &*self.ops,
@@ -375,100 +380,6 @@ impl<O: Ops> Trainer<O> {
         Ok(metrics)
     }
 
-    /// Log-probs and entropies of every token that trains.
-    fn scores(
-        &self,
-        network: &Network<O>,
-        batch: &Batch<'_>,
-        packed: &[MicroBatch],
-        phase: Phase,
-        step: (usize, usize),
-    ) -> Result<Scores> {
-        let head = head(&*self.ops, network, &self.config, self.vocab);
-        let mut scores = Scores::unknown(batch.num_trained());
-        let total = packed.iter().map(|m| m.ids.len()).sum();
-        let mut done = 0;
-        for micro in packed {
-            self.report(phase, step, (done, total));
-            let hidden = network.forward(&micro.ids, &micro.sequences, &micro.rows)?;
-            let stats = head.stats(&hidden, &micro.targets)?;
-            for (row, &number) in micro.tokens.iter().enumerate() {
-                scores.logp[number] = stats.logprob[row];
-                scores.entropy[number] = stats.entropy[row];
-            }
-            done += micro.ids.len();
-        }
-        Ok(scores)
-    }
-
-    fn fill_reference(&self, batches: &mut [Batch<'_>], packed: &[Vec<MicroBatch>]) -> Result<()> {
-        let Some(asked_by) = self.config.needs_reference() else {
-            return Ok(());
-        };
-        let reference = self
-            .reference
-            .as_ref()
-            .ok_or(Error::NoReference(asked_by))?;
-        let num_steps = batches.len();
-        for (step, (batch, packed)) in batches.iter_mut().zip(packed).enumerate() {
-            let scores = self.scores(
-                reference,
-                batch,
-                packed,
-                Phase::Reference,
-                (step, num_steps),
-            )?;
-            batch.columns.reference = scores.logp;
-        }
-        Ok(())
-    }
-
-    /// The old policy's log-probs. With a single step the step's own forward gives them, and the ratio is exactly 1.
-    fn fill_old(&self, batches: &mut [Batch<'_>], packed: &[Vec<MicroBatch>]) -> Result<()> {
-        let config = &self.config;
-        if config.use_rollout_logprobs {
-            batches
-                .iter_mut()
-                .for_each(|batch| batch.columns.old = batch.columns.rollout.clone());
-            return Ok(());
-        }
-        if batches.len() == 1 && config.kl_coef == 0.0 {
-            return Ok(());
-        }
-        let num_steps = batches.len();
-        for (step, (batch, packed)) in batches.iter_mut().zip(packed).enumerate() {
-            let scores = self.scores(
-                &self.network,
-                batch,
-                packed,
-                Phase::OldLogProbs,
-                (step, num_steps),
-            )?;
-            batch.columns.old = scores.logp;
-        }
-        Ok(())
-    }
-
-    fn check_rollout_logprobs(&self, records: &[RolloutRecord]) -> Result<()> {
-        let option = match (self.config.use_rollout_logprobs, self.config.use_tis) {
-            (true, _) => "use_rollout_logprobs",
-            (_, true) => "use_tis",
-            _ => return Ok(()),
-        };
-        let missing = |r: &RolloutRecord| {
-            r.is_scored() && r.loss_mask.contains(&1) && r.rollout_log_probs.is_empty()
-        };
-        match records.iter().position(missing) {
-            Some(index) => Err(Error::Record {
-                index,
-                group: records[index].group_id.0,
-                rollout: records[index].rollout_id.0,
-                detail: format!("{option} needs rollout_log_probs, and it has none"),
-            }),
-            None => Ok(()),
-        }
-    }
-
     fn limits(&self) -> Limits {
         let spec = self.network.spec();
         Limits {
@@ -477,7 +388,7 @@ impl<O: Ops> Trainer<O> {
         }
     }
 
-    fn report(&self, phase: Phase, step: (usize, usize), tokens: (usize, usize)) {
+    pub(crate) fn report(&self, phase: Phase, step: (usize, usize), tokens: (usize, usize)) {
         if let Some(on_progress) = &self.on_progress {
             on_progress(Progress {
                 phase,
@@ -488,17 +399,16 @@ impl<O: Ops> Trainer<O> {
     }
 }
 
-fn head<'a, O: Ops>(
-    ops: &'a O,
-    network: &'a Network<O>,
-    config: &TrainConfig,
-    vocab: usize,
-) -> Head<'a, O> {
-    Head {
-        ops,
-        weight: network.weights().get(network.head()),
-        temperature: config.rollout_temperature,
-        vocab,
-        chunk_rows: config.log_probs_chunk_size,
+/// Rewards that do not differ within any group are the usual reason why a run does not learn.
+fn warn_if_nothing_to_learn(batches: &[Batch<'_>]) {
+    let mut advantages = batches
+        .iter()
+        .flat_map(|batch| &batch.columns.advantage)
+        .peekable();
+    if advantages.peek().is_some() && advantages.all(|&advantage| advantage == 0.0) {
+        warn!(
+            "every advantage of this step is 0, so the policy has nothing to learn from it: within each group all \
+             rewards are equal. Use easier or harder prompts, more samples a prompt, or a finer reward"
+        );
     }
 }

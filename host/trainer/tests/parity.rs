@@ -5,37 +5,13 @@ mod support;
 use serde_json::Value;
 use slime_kernels::{Ops, Sequences};
 use slime_model::layers::{Gradients, Recompute};
-use slime_trainer::TrainConfig;
-use slime_trainer::algo::clip::Clip;
-use slime_trainer::algo::kl::KlKind;
-use slime_trainer::algo::objective::{KlTerm, Objective, PolicyLoss};
 use slime_trainer::algo::weights::Aggregation;
-use slime_trainer::data::{Batch, MicroBatch};
-use slime_trainer::head::Head;
-use slime_trainer::step::{Evaluation, Scores, metrics, micro_step};
-use slime_trainer::{SftSequence, TokenScores, TrainMetrics};
+use slime_trainer::{SftSequence, TokenScores, TrainConfig, TrainMetrics};
 use std::sync::Arc;
 use support::{
-    MODELS, by_name, distance, f32_cpu, f64_cpu, golden, golden_grads, network, trainer,
+    MODELS, by_name, distance, f32_cpu, f64_cpu, floats, golden, golden_grads, ids, network,
+    run_grpo, trainer,
 };
-
-fn floats(value: &Value) -> Vec<f64> {
-    value
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|x| x.as_f64().unwrap())
-        .collect()
-}
-
-fn ids(value: &Value) -> Vec<u32> {
-    value
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|x| x.as_u64().unwrap() as u32)
-        .collect()
-}
 
 fn sequences(golden: &Value) -> Vec<Vec<u32>> {
     golden["sequences"]
@@ -175,81 +151,10 @@ fn fine_tuning_gradients_equal_pytorch_in_f32() {
 fn grpo_matches<O: Ops>(ops: &Arc<O>, recompute: Recompute, scalar: f64, tolerance: f64) {
     for model in MODELS {
         let golden = golden(model);
-        let config = &golden["grpo"]["config"];
-        let number = |key: &str| config[key].as_f64().unwrap();
-        let kind: KlKind = serde_json::from_value(config["kl_loss_type"].clone()).unwrap();
-        let objective = Objective {
-            loss: PolicyLoss::Clipped,
-            clip: Clip {
-                low: number("eps_clip"),
-                high: number("eps_clip_high"),
-                dual: Some(number("eps_clip_c")),
-            },
-            kl: Some(KlTerm {
-                kind,
-                coef: number("kl_loss_coef"),
-                unbiased: false,
-            }),
-            entropy_coef: number("entropy_coef"),
-            tis: None,
-        };
-        let rollouts = golden["grpo"]["rollouts"].as_array().unwrap();
-        let tokens: Vec<Vec<u32>> = rollouts.iter().map(|r| ids(&r["tokens"])).collect();
-        let masks: Vec<Vec<u8>> = rollouts
-            .iter()
-            .map(|r| {
-                std::iter::once(0)
-                    .chain(floats(&r["loss_mask"]).iter().map(|&m| m as u8))
-                    .collect()
-            })
-            .collect();
-        let pairs: Vec<(&[u32], &[u8])> = tokens
-            .iter()
-            .zip(&masks)
-            .map(|(t, m)| (&t[..], &m[..]))
-            .collect();
-        let mut batch = Batch::from_masked(&pairs, Aggregation::RolloutMean, 0);
-        for sequence in batch.sequences.clone() {
-            let rollout = &rollouts[sequence.rollout];
-            let (old, reference) = (
-                floats(&rollout["old_logprobs"]),
-                floats(&rollout["ref_logprobs"]),
-            );
-            for (&row, number) in sequence.rows.iter().zip(sequence.trained.clone()) {
-                batch.columns.old[number] = old[row as usize];
-                batch.columns.reference[number] = reference[row as usize];
-                batch.columns.advantage[number] = rollout["advantage"].as_f64().unwrap();
-            }
-        }
         let network = network(ops, model);
-        let head = Head {
-            ops: &**ops,
-            weight: network.weights().get(network.head()),
-            temperature: number("temperature"),
-            vocab: network.spec().vocab,
-            chunk_rows: Some(7),
-        };
-        let mut grads = Gradients::zeros(&**ops, network.weights()).unwrap();
-        let mut scores = Scores::unknown(batch.num_trained());
-        let evaluation = Evaluation {
-            objective,
-            batch: &batch,
-            old_is_engine: false,
-        };
-        for micro in MicroBatch::pack(&batch, 40) {
-            micro_step(
-                &network,
-                &head,
-                &evaluation,
-                &micro,
-                &[recompute],
-                &mut grads,
-                &mut scores,
-            )
-            .unwrap();
-        }
+        let (grads, metrics) = run_grpo(&network, &golden["grpo"], recompute, 40);
         let want = &golden["grpo"]["expected"];
-        check_metrics(&metrics(&evaluation, &scores), want, scalar, model);
+        check_metrics(&metrics, want, scalar, model);
         let squares: f64 = grads.0.iter().map(|g| ops.sum_squares(g).unwrap()).sum();
         close(squares.sqrt(), &want["grad_norm"], scalar, model);
         compare_grads(&**ops, model, "grpo", &grads, network.params(), tolerance);

@@ -6,11 +6,18 @@ use serde_json::Value;
 use slime_core::{GroupId, RolloutId, RolloutRecord};
 use slime_kernels::{Cpu, Ops};
 use slime_model::hf::HfDir;
-use slime_model::layers::Gradients;
+use slime_model::layers::{Gradients, Recompute};
 use slime_model::{ModelSpec, Network, ParamSpec};
-use slime_trainer::{TrainConfig, Trainer};
+use slime_trainer::algo::clip::Clip;
+use slime_trainer::algo::kl::KlKind;
+use slime_trainer::algo::objective::{KlTerm, Objective, PolicyLoss};
+use slime_trainer::algo::weights::Aggregation;
+use slime_trainer::data::{Batch, MicroBatch};
+use slime_trainer::head::Head;
+use slime_trainer::step::{Evaluation, Scores, metrics, micro_step};
+use slime_trainer::{TrainConfig, TrainMetrics, Trainer};
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 pub(crate) const MODELS: [&str; 4] = ["llama3-tiny", "llama-tiny-tied", "qwen2-tiny", "qwen3-tiny"];
@@ -47,8 +54,113 @@ pub(crate) fn golden_grads(model: &str, prefix: &str) -> BTreeMap<String, Vec<f3
         .collect()
 }
 
+/// An array of numbers.
+pub(crate) fn floats(value: &Value) -> Vec<f64> {
+    value
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|x| x.as_f64().unwrap())
+        .collect()
+}
+
+/// An array of token ids.
+pub(crate) fn ids(value: &Value) -> Vec<u32> {
+    value
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|x| x.as_u64().unwrap() as u32)
+        .collect()
+}
+
+/// Gradients and metrics of the golden file's GRPO loss.
+pub(crate) fn run_grpo<O: Ops>(
+    network: &Network<O>,
+    grpo: &Value,
+    recompute: Recompute,
+    max_tokens: usize,
+) -> (Gradients<O>, TrainMetrics) {
+    let number = |key: &str| grpo["config"][key].as_f64().unwrap();
+    let kind: KlKind = serde_json::from_value(grpo["config"]["kl_loss_type"].clone()).unwrap();
+    let (low, high) = (number("eps_clip"), number("eps_clip_high"));
+    let objective = Objective {
+        loss: PolicyLoss::Clipped,
+        clip: Clip {
+            low,
+            high,
+            dual: Some(number("eps_clip_c")),
+        },
+        kl: Some(KlTerm {
+            kind,
+            coef: number("kl_loss_coef"),
+            unbiased: false,
+        }),
+        entropy_coef: number("entropy_coef"),
+        tis: None,
+    };
+    let rollouts = grpo["rollouts"].as_array().unwrap();
+    let tokens: Vec<Vec<u32>> = rollouts.iter().map(|r| ids(&r["tokens"])).collect();
+    let mask_of = |r: &Value| {
+        std::iter::once(0)
+            .chain(floats(&r["loss_mask"]).iter().map(|&m| m as u8))
+            .collect()
+    };
+    let masks: Vec<Vec<u8>> = rollouts.iter().map(mask_of).collect();
+    let pairs: Vec<(&[u32], &[u8])> = tokens
+        .iter()
+        .zip(&masks)
+        .map(|(t, m)| (&t[..], &m[..]))
+        .collect();
+    let mut batch = Batch::from_masked(&pairs, Aggregation::RolloutMean, 0);
+    for sequence in batch.sequences.clone() {
+        let rollout = &rollouts[sequence.rollout];
+        let (old, reference) = (
+            floats(&rollout["old_logprobs"]),
+            floats(&rollout["ref_logprobs"]),
+        );
+        for (&row, number) in sequence.rows.iter().zip(sequence.trained.clone()) {
+            batch.columns.old[number] = old[row as usize];
+            batch.columns.reference[number] = reference[row as usize];
+            batch.columns.advantage[number] = rollout["advantage"].as_f64().unwrap();
+        }
+    }
+    let ops = network.ops();
+    let head = Head {
+        ops: &**ops,
+        weight: network.weights().get(network.head()),
+        temperature: number("temperature"),
+        vocab: network.spec().vocab,
+        chunk_rows: Some(7),
+    };
+    let mut grads = Gradients::zeros(&**ops, network.weights()).unwrap();
+    let mut scores = Scores::unknown(batch.num_trained());
+    let evaluation = Evaluation {
+        objective,
+        batch: &batch,
+        old_is_engine: false,
+    };
+    for micro in MicroBatch::pack(&batch, max_tokens) {
+        micro_step(
+            network,
+            &head,
+            &evaluation,
+            &micro,
+            &[recompute],
+            &mut grads,
+            &mut scores,
+        )
+        .unwrap();
+    }
+    (grads, metrics(&evaluation, &scores))
+}
+
 pub(crate) fn weights<O: Ops>(ops: &O, model: &str) -> (Arc<ModelSpec>, Vec<O::Tensor>) {
-    let dir = HfDir::open(&golden_dir(model)).unwrap();
+    weights_at(ops, &golden_dir(model))
+}
+
+pub(crate) fn weights_at<O: Ops>(ops: &O, dir: &Path) -> (Arc<ModelSpec>, Vec<O::Tensor>) {
+    let dir = HfDir::open(dir).unwrap();
     let mut weights = Vec::new();
     dir.weights
         .load_params(&dir.spec, |param, data| {
