@@ -40,7 +40,7 @@ async fn a_stream_grows_to_the_plain_answer_and_never_takes_anything_back() {
         assert_eq!(last["output_ids"], plain["output_ids"]);
         assert_eq!(last["text"], plain["text"]);
         assert_eq!(logprobs(last), logprobs(&plain));
-        assert!(events.len() > 10, "{} events for 80 tokens", events.len());
+        assert!(events.len() > 1, "everything came at once");
     }
 }
 

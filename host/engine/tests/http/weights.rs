@@ -252,7 +252,7 @@ async fn files_that_are_wrong_never_reach_the_weights() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_label_can_change_without_ending_what_runs() {
     let server = start().await;
-    let mut body = ask(&ids("label"), 6, 400);
+    let mut body = ask(&ids("label"), 6, 900);
     body["stream"] = true.into();
     let mut events = server.events("/generate", body).await;
     events.next().await.unwrap();
