@@ -13,7 +13,7 @@ pub(crate) struct Level {
 /// From the easiest to the hardest; the run's difficulty, 0 to 1, picks one.
 pub(crate) const LEVELS: [Level; 5] = [
     Level {
-        largest_term: 9,
+        largest_term: 4,
         largest_factor: 0,
         operators: &['+'],
     },
@@ -42,9 +42,9 @@ pub(crate) const LEVELS: [Level; 5] = [
 /// For the right answer.
 pub(crate) const EXACT_REWARD: f64 = 1.0;
 /// At most this for a wrong number, in proportion to its right digits: a slope towards the answer.
-pub(crate) const DIGITS_REWARD: f64 = 0.2;
+pub(crate) const DIGITS_REWARD: f64 = 0.05;
 /// For any number at all.
-pub(crate) const NUMBER_REWARD: f64 = 0.05;
+pub(crate) const NUMBER_REWARD: f64 = 0.01;
 
 /// The prompt's text.
 pub(crate) fn question(a: i64, operator: char, b: i64) -> String {
