@@ -4,6 +4,7 @@
 
 use std::ops::Range;
 
+use crate::cpu::gemm::pack;
 use crate::cpu::gemm::tile::{self, Chain, Operands};
 use crate::cpu::parallel::{self, Disjoint};
 use crate::cpu::simd::{Simd, simd};
@@ -92,7 +93,7 @@ simd! {
                 assert!(keys.len() >= dim * BLOCK);
                 let a = Operands { a: q[from * dim..].as_ptr(), a_row: dim, a_k: 1, b: keys.as_ptr(), b_k: BLOCK };
                 // SAFETY: q has the rows, the block `dim` rows of BLOCK, s rows of TILE with BLOCK columns from here.
-                unsafe { tile::small::<T, V>(rows - from, BLOCK, dim, a, s[from * TILE + i * BLOCK..].as_mut_ptr(), TILE, Chain::Set) };
+                unsafe { tile::small(rows - from, BLOCK, dim, a, s[from * TILE + i * BLOCK..].as_mut_ptr(), TILE, Chain::Set) };
             }
             for row in from..rows {
                 let seen = (first + row / group + 1 - tile * TILE).min(TILE);
@@ -196,7 +197,7 @@ fn add_values<T: Element, V: Simd<T>>(
     };
     // SAFETY: s has BLOCK columns from there, the block `seen` rows of values, o the rows.
     unsafe {
-        tile::small::<T, V>(
+        tile::small(
             rows.len(),
             dim,
             seen,
@@ -274,15 +275,8 @@ impl Transposed {
                     let at = (h * self.blocks + block) * size;
                     // SAFETY: every block is written by one task.
                     let out = unsafe { out.slice(at..at + size) };
-                    let cols = start + h * self.dim..start + (h + 1) * self.dim;
-                    if rows[block].len() < BLOCK {
-                        out.fill(T::ZERO);
-                    }
-                    for (j, row) in rows[block].clone().enumerate() {
-                        for (d, x) in x.row(row)[cols.clone()].iter().enumerate() {
-                            out[d * BLOCK + j] = *x;
-                        }
-                    }
+                    let first = &x.data()[rows[block].start * x.cols + start + h * self.dim..];
+                    pack::transpose(first, x.cols, rows[block].len(), 0..self.dim, BLOCK, out);
                 }
             }
         });

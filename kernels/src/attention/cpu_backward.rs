@@ -206,8 +206,8 @@ simd! {
                     let of_dout = Operands { a: dout.as_ptr(), a_row: head.out_stride, a_k: 1, b: v.as_ptr(), b_k: BLOCK };
                     // SAFETY: q and dout have the queries' rows, blocks `dim` rows of BLOCK, p and ds rows of TILE.
                     unsafe {
-                        tile::small::<T, V>(queries, BLOCK, dim, of_q, p[block * BLOCK..].as_mut_ptr(), TILE, Chain::Set);
-                        tile::small::<T, V>(queries, BLOCK, dim, of_dout, ds[block * BLOCK..].as_mut_ptr(), TILE, Chain::Set);
+                        tile::small(queries, BLOCK, dim, of_q, p[block * BLOCK..].as_mut_ptr(), TILE, Chain::Set);
+                        tile::small(queries, BLOCK, dim, of_dout, ds[block * BLOCK..].as_mut_ptr(), TILE, Chain::Set);
                     }
                 }
                 for i in 0..queries {
@@ -232,9 +232,9 @@ simd! {
                 // SAFETY: p and ds are `[queries, TILE]` with `keys` columns filled; dkv has the keys' rows, each
                 // `[dk | dv]`; dq, q, k and dout have the rows.
                 unsafe {
-                    tile::small::<T, V>(keys, dim, queries, p_times_dout, dk.add(dim), stride, Chain::Add);
-                    tile::small::<T, V>(keys, dim, queries, ds_times_q, dk, stride, Chain::Add);
-                    tile::small::<T, V>(queries, dim, keys, ds_times_k, dq[query * dim..].as_mut_ptr(), dim, Chain::Add);
+                    tile::small(keys, dim, queries, p_times_dout, dk.add(dim), stride, Chain::Add);
+                    tile::small(keys, dim, queries, ds_times_q, dk, stride, Chain::Add);
+                    tile::small(queries, dim, keys, ds_times_k, dq[query * dim..].as_mut_ptr(), dim, Chain::Add);
                 }
                 query += queries;
             }

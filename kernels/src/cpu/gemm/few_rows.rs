@@ -6,10 +6,9 @@ use std::sync::Arc;
 use crate::cpu::buffer::Pool;
 use crate::cpu::element::Element;
 use crate::cpu::parallel::{self, Disjoint};
-use crate::cpu::simd::simd;
 
-use super::pack::{groups, pack_panels, pack_rows, panel_width};
-use super::tile::{self, Chain, Operands};
+use super::pack::{pack_panels, pack_rows, panel_width};
+use super::tile;
 use super::{Right, Size, View, chain_len};
 
 /// Panels per task, at least.
@@ -42,7 +41,8 @@ pub(super) fn run<T: Element>(
             Right::Packed(_) => pool.take::<T>(0),
         };
         for panel in panels {
-            let b = match b {
+            let packed = matches!(b, Right::Packed(_));
+            let panel_of_b = match b {
                 Right::Plain(view) => {
                     pack_panels(view, n, 0..k, panel..panel + 1, &mut scratch);
                     &scratch[..]
@@ -50,34 +50,53 @@ pub(super) fn run<T: Element>(
                 Right::Packed(all) => &all[panel * width * k..(panel + 1) * width * k],
             };
             let cols = panel * width..((panel + 1) * width).min(n);
-            one_panel(Size { m, n, k }, packed_a, b, &c, cols, add);
+            one_panel(size, packed_a, panel_of_b, packed, &c, cols, add);
         }
     });
 }
 
-simd! {
-    /// All rows of C, `[m, n]`, in one panel's columns, which no other task may hold.
-    fn one_panel<T, V>(size: Size, a: &[T], b: &[T], c: &Disjoint<'_, T>, cols: Range<usize>, add: bool) {
-        let Size { m, n, k } = size;
-        let width = 2 * V::LANES;
-        assert!(a.len() == m * k && b.len() == k * width && cols.len() <= width && cols.end <= n && c.len() == m * n);
-        let chain = chain_len(k);
-        let mut start = 0;
-        while start < k {
-            let len = chain.min(k - start);
-            let mode = if add || start > 0 { Chain::Add } else { Chain::Set };
-            let mut offset = start * m;
-            for group in groups(0..m) {
-                let rows = group.len();
-                // SAFETY: the group's A is `[len][rows]` from `offset`, the panel's B `[len][width]` from `start`;
-                // the tile of C is inside it and this task's alone.
-                unsafe {
-                    let o = Operands { a: a.as_ptr().add(offset), a_row: 1, a_k: rows, b: b.as_ptr().add(start * width), b_k: width };
-                    tile::rows::<T, V>(rows, len, o, c.as_mut_ptr().add(group.start * n + cols.start), n, cols.len(), mode);
-                }
-                offset += rows * len;
-            }
-            start += len;
+/// All rows of C, `[m, n]`, in one panel's columns, which no other task may hold.
+fn one_panel<T: Element>(
+    size: Size,
+    a: &[T],
+    b: &[T],
+    packed: bool,
+    c: &Disjoint<'_, T>,
+    cols: Range<usize>,
+    add: bool,
+) {
+    let Size { m, n, k } = size;
+    let (chain, width) = (chain_len(k), panel_width::<T>());
+    assert!(
+        a.len() == m * k
+            && b.len() == k * width
+            && cols.len() <= width
+            && cols.end <= n
+            && c.len() == m * n
+    );
+    for start in (0..k).step_by(chain) {
+        let len = chain.min(k - start);
+        let (a, b) = (&a[start * m..], &b[start * width..]);
+        // The next panel lies behind this one.
+        let ahead = if packed {
+            b.as_ptr().wrapping_add(k * width)
+        } else {
+            std::ptr::null()
+        };
+        // SAFETY: A's block of k is packed from there, B's too; the columns of C are this task's alone.
+        unsafe {
+            let c = c.as_mut_ptr().add(cols.start);
+            tile::column(
+                len,
+                a.as_ptr(),
+                b.as_ptr(),
+                ahead,
+                c,
+                n,
+                0..m,
+                cols.len(),
+                add || start > 0,
+            );
         }
     }
 }

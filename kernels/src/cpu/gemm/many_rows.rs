@@ -7,15 +7,14 @@ use std::sync::Arc;
 use crate::cpu::buffer::Pool;
 use crate::cpu::element::Element;
 use crate::cpu::parallel::{self, Disjoint};
-use crate::cpu::simd::simd;
 
-use super::pack::{groups, pack_panels, pack_rows, panel_width};
-use super::tile::{self, Chain, Operands};
+use super::pack::{pack_panels, pack_rows, panel_width};
+use super::tile;
 use super::{Right, Size, TILE_ROWS, View, chain_len};
 
-/// Rows of A in a core's cache: 144 × 512 f32 are 288 KiB.
+/// Rows of A in a core's cache: 144 × 384 f32 are 216 KiB.
 const BLOCK_ROWS: usize = 144;
-/// Columns of B packed at a time: 2048 × 512 f32 are 4 MiB, shared.
+/// Columns of B packed at a time: 2048 × 384 f32 are 3 MiB, shared.
 const BLOCK_COLS: usize = 2048;
 
 pub(super) fn run<T: Element>(
@@ -65,11 +64,6 @@ pub(super) fn run<T: Element>(
                     (stride, &packed_b[..])
                 }
             };
-            let mode = if add || start > 0 {
-                Chain::Add
-            } else {
-                Chain::Set
-            };
             parallel::each(blocks, |block| {
                 let rows = block * block_rows..((block + 1) * block_rows).min(m);
                 let mut packed_a = pool.take::<T>(rows.len() * ks.len());
@@ -78,7 +72,7 @@ pub(super) fn run<T: Element>(
                     n,
                     rows,
                     panels: panels.clone(),
-                    mode,
+                    add: add || start > 0,
                 };
                 block_times_panels(ks.len(), &packed_a, b, b_stride, &c, &to);
             });
@@ -86,35 +80,45 @@ pub(super) fn run<T: Element>(
     }
 }
 
-/// The part of C that a task writes.
+/// The part of C that a task writes: nobody else may hold it.
 struct Tiles {
     /// Columns of C.
     n: usize,
     rows: Range<usize>,
     panels: Range<usize>,
-    mode: Chain,
+    add: bool,
 }
 
-simd! {
-    /// The rows and panels given of C, which no other task may hold.
-    fn block_times_panels<T, V>(k: usize, a: &[T], b: &[T], b_stride: usize, c: &Disjoint<'_, T>, to: &Tiles) {
-        let width = 2 * V::LANES;
-        assert!(a.len() == to.rows.len() * k && to.rows.end * to.n <= c.len());
-        for (i, panel) in to.panels.clone().enumerate() {
-            let b = &b[i * b_stride..i * b_stride + k * width];
-            let col = panel * width;
-            let cols = width.min(to.n - col);
-            let mut offset = 0;
-            for group in groups(to.rows.clone()) {
-                let rows = group.len();
-                // SAFETY: the group's A is `[k][rows]` from `offset`, the panel's B `[k][width]`; the tile of C is
-                // inside it and this task's alone.
-                unsafe {
-                    let o = Operands { a: a.as_ptr().add(offset), a_row: 1, a_k: rows, b: b.as_ptr(), b_k: width };
-                    tile::rows::<T, V>(rows, k, o, c.as_mut_ptr().add(group.start * to.n + col), to.n, cols, to.mode);
-                }
-                offset += rows * k;
-            }
+fn block_times_panels<T: Element>(
+    k: usize,
+    a: &[T],
+    b: &[T],
+    b_stride: usize,
+    c: &Disjoint<'_, T>,
+    to: &Tiles,
+) {
+    let width = panel_width::<T>();
+    assert!(a.len() == to.rows.len() * k && to.rows.end * to.n <= c.len());
+    for (i, panel) in to.panels.clone().enumerate() {
+        // A panel outlives its stay in the cache between blocks of rows: fetch the next while this one is at work.
+        let ahead = b.as_ptr().wrapping_add((i + 1) * b_stride);
+        let b = &b[i * b_stride..i * b_stride + k * width];
+        let col = panel * width;
+        let cols = width.min(to.n - col);
+        // SAFETY: A is packed, the panel's B is `[k][width]`, and the part of C is inside it and this task's alone.
+        unsafe {
+            let c = c.as_mut_ptr().add(col);
+            tile::column(
+                k,
+                a.as_ptr(),
+                b.as_ptr(),
+                ahead,
+                c,
+                to.n,
+                to.rows.clone(),
+                cols,
+                to.add,
+            );
         }
     }
 }

@@ -9,7 +9,7 @@
 
 mod few_rows;
 mod many_rows;
-mod pack;
+pub(crate) mod pack;
 pub(crate) mod tile;
 
 use super::buffer::{Buffer, Pool};
@@ -22,8 +22,8 @@ pub(crate) use pack::{pack_all, packed_len};
 pub(crate) const TILE_ROWS: usize = 6;
 /// Up to so many rows, `few_rows`.
 pub(crate) const FEW_ROWS: usize = 96;
-/// Longest chain.
-const MAX_CHAIN: usize = 512;
+/// Longest chain: 384 rows of a panel of f32 are 24 KiB, which leaves the first cache room for A.
+const MAX_CHAIN: usize = 384;
 
 /// A matrix in memory: element `(i, j)` at `i × row_stride + j × col_stride`; one of the strides is 1.
 #[derive(Clone, Copy)]

@@ -112,11 +112,31 @@ pub(super) fn groups(rows: Range<usize>) -> impl Iterator<Item = Range<usize>> {
 
 simd! {
     /// `out[k - ks.start][i] = from[i × stride + k]` for `i < rows`, 0 for `rows ≤ i < width`.
-    fn transpose<T, V>(from: &[T], stride: usize, rows: usize, ks: Range<usize>, width: usize, out: &mut [T]) {
-        let _ = V::LANES;
-        for (k, out) in ks.zip(out.chunks_exact_mut(width)) {
-            for (i, out) in out.iter_mut().enumerate() {
-                *out = if i < rows { from[i * stride + k] } else { T::ZERO };
+    pub(crate) fn transpose<T, V>(from: &[T], stride: usize, rows: usize, ks: Range<usize>, width: usize, out: &mut [T]) {
+        assert!(rows == 0 || from.len() >= (rows - 1) * stride + ks.end);
+        assert!(rows <= width && out.len() == ks.len() * width);
+        if rows < width {
+            out.fill(T::ZERO);
+        }
+        let mut k = 0;
+        // Whole vectors may write beyond a row of `out`, into the next one, which is written after it.
+        let last = (V::LANES - 1) * width + width.saturating_sub(1) / V::LANES * V::LANES + V::LANES;
+        while rows == width && k + V::LANES <= ks.len() && k * width + last <= out.len() {
+            let mut i = 0;
+            while i < rows {
+                let part = V::LANES.min(rows - i);
+                // SAFETY: `from` has `part` rows with LANES numbers from column k on, `out` room up to `last`.
+                unsafe {
+                    let from = from.as_ptr().add(i * stride + ks.start + k);
+                    V::transpose(from, stride, part, out.as_mut_ptr().add(k * width + i), width);
+                }
+                i += V::LANES;
+            }
+            k += V::LANES;
+        }
+        for (k, out) in ks.clone().zip(out.chunks_exact_mut(width)).skip(k) {
+            for (i, out) in out[..rows].iter_mut().enumerate() {
+                *out = from[i * stride + k];
             }
         }
     }

@@ -1,9 +1,15 @@
 //! The innermost loop: a tile of C, at most six rows by two vectors, as chains of fused multiply-adds in registers.
+//!
+//! Two functions use it: [`column`] for packed operands, [`small`] for small products in place. Neither is generic
+//! over what it is used for: every use would compile all tile sizes again.
+
+use std::ops::Range;
 
 use crate::cpu::element::Element;
-use crate::cpu::simd::Simd;
+use crate::cpu::simd::{Simd, simd};
 
 use super::TILE_ROWS;
+use super::pack::groups;
 
 /// Where a chain starts and what becomes of its end.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -26,20 +32,36 @@ pub(crate) struct Operands<T> {
     pub(crate) b_k: usize,
 }
 
+/// What to fetch meanwhile: from `start` on, `step` further at each k; nothing if that is 0.
+#[derive(Clone, Copy)]
+struct Ahead<T> {
+    start: *const T,
+    step: usize,
+}
+
+impl<T> Ahead<T> {
+    const NOTHING: Self = Self {
+        start: std::ptr::null(),
+        step: 0,
+    };
+}
+
 /// `R` rows by `W` vectors.
 ///
 /// # Safety
 /// A, B must be readable and C (rows `ldc` apart) writable for `R` rows, `k` steps and `W` vectors; C's rows too for
 /// `Chain::Add` and `Chain::Continue`, and then initialised.
 #[inline(always)]
-pub(crate) unsafe fn full<T: Element, V: Simd<T>, const R: usize, const W: usize>(
+unsafe fn tile<T: Element, V: Simd<T>, const R: usize, const W: usize>(
     k: usize,
     o: Operands<T>,
+    ahead: Ahead<T>,
     c: *mut T,
     ldc: usize,
     chain: Chain,
 ) {
     let mut acc = [[V::splat(T::ZERO); W]; R];
+    let (mut a, mut b, mut fetch) = (o.a, o.b, ahead.start);
     // SAFETY: the caller's.
     unsafe {
         if chain == Chain::Continue {
@@ -49,7 +71,21 @@ pub(crate) unsafe fn full<T: Element, V: Simd<T>, const R: usize, const W: usize
                 }
             }
         }
-        run::<T, V, R, W>(k, o, &mut acc);
+        for _ in 0..k {
+            let row: [V; W] = std::array::from_fn(|w| V::load_ptr(b.add(w * V::LANES)));
+            for r in 0..R {
+                let x = V::splat(*a.add(r * o.a_row));
+                for w in 0..W {
+                    acc[r][w] = x.fma(row[w], acc[r][w]);
+                }
+            }
+            a = a.add(o.a_k);
+            b = b.add(o.b_k);
+            if ahead.step > 0 {
+                V::prefetch(fetch);
+                fetch = fetch.wrapping_add(ahead.step);
+            }
+        }
         for r in 0..R {
             for w in 0..W {
                 let to = c.add(r * ldc + w * V::LANES);
@@ -64,157 +100,194 @@ pub(crate) unsafe fn full<T: Element, V: Simd<T>, const R: usize, const W: usize
     }
 }
 
-#[inline(always)]
-unsafe fn run<T: Element, V: Simd<T>, const R: usize, const W: usize>(
+/// One panel of B times all rows of A, both packed.
+struct Column<T> {
     k: usize,
-    o: Operands<T>,
-    acc: &mut [[V; W]; R],
-) {
-    let Operands {
-        mut a,
-        a_row,
-        a_k,
-        mut b,
-        b_k,
-    } = o;
-    for _ in 0..k {
-        // SAFETY: the caller's.
-        unsafe {
-            let row: [V; W] = std::array::from_fn(|w| V::load_ptr(b.add(w * V::LANES)));
-            for r in 0..R {
-                let x = V::splat(*a.add(r * a_row));
-                for w in 0..W {
-                    acc[r][w] = x.fma(row[w], acc[r][w]);
-                }
-            }
-            a = a.add(a_k);
-            b = b.add(b_k);
-        }
-    }
-}
-
-/// Two vectors wide in B, of which C has only `cols` columns.
-///
-/// # Safety
-/// As [`full`] with `W = 2`, but C needs only `cols` columns.
-#[inline(always)]
-pub(crate) unsafe fn narrow<T: Element, V: Simd<T>, const R: usize>(
-    k: usize,
-    o: Operands<T>,
+    a: *const T,
+    b: *const T,
+    ahead: *const T,
     c: *mut T,
     ldc: usize,
+    rows: Range<usize>,
     cols: usize,
-    chain: Chain,
-) {
-    let mut tile = [[T::ZERO; 16]; R];
-    // SAFETY: two vectors fit 16 numbers; the rest is the caller's.
-    unsafe {
-        if chain != Chain::Set {
-            for r in 0..R {
-                for j in 0..cols {
-                    tile[r][j] = *c.add(r * ldc + j);
-                }
-            }
-        }
-        full::<T, V, R, 2>(k, o, tile.as_mut_ptr().cast(), 16, chain);
-        for r in 0..R {
-            for j in 0..cols {
-                *c.add(r * ldc + j) = tile[r][j];
-            }
-        }
-    }
+    add: bool,
 }
 
-/// [`full`] or [`narrow`] for `rows` of 1 to 6.
+/// `C = A B` or `C += A B` for `rows` of C, of which the panel covers `cols` columns. While at work, fetches `k` rows of
+/// a panel from `ahead` on (which need not be valid), unless that is null.
 ///
 /// # Safety
-/// As those.
-#[inline(always)]
-pub(crate) unsafe fn rows<T: Element, V: Simd<T>>(
-    rows: usize,
+/// `a` must be packed in [`groups`] of `rows` over `k`, `b` `[k, width]`; C, whose row 0 starts at `c`, writable in the
+/// rows and columns, initialised if `add`.
+#[allow(clippy::too_many_arguments, reason = "a product's operands")]
+pub(super) unsafe fn column<T: Element>(
     k: usize,
-    o: Operands<T>,
+    a: *const T,
+    b: *const T,
+    ahead: *const T,
     c: *mut T,
     ldc: usize,
+    rows: Range<usize>,
     cols: usize,
-    chain: Chain,
+    add: bool,
 ) {
-    macro_rules! pick {
-        ($($r:literal)*) => {
-            match rows {
-                // SAFETY: the caller's.
-                $($r => unsafe {
-                    if cols == 2 * V::LANES {
-                        full::<T, V, $r, 2>(k, o, c, ldc, chain)
-                    } else {
-                        narrow::<T, V, $r>(k, o, c, ldc, cols, chain)
+    run_column(&Column {
+        k,
+        a,
+        b,
+        ahead,
+        c,
+        ldc,
+        rows,
+        cols,
+        add,
+    });
+}
+
+simd! {
+    fn run_column<T, V>(o: &Column<T>) {
+        let width = 2 * V::LANES;
+        let chain = if o.add { Chain::Add } else { Chain::Set };
+        // Each group of rows fetches its share.
+        let step = if o.ahead.is_null() { 0 } else { width * TILE_ROWS.min(o.rows.len()) / o.rows.len() };
+        let (mut a, mut start) = (o.a, o.ahead);
+        let mut edge = [T::ZERO; TILE_ROWS * 16];
+        for group in groups(o.rows.clone()) {
+            let rows = group.len();
+            // SAFETY: `column`'s contract; a narrow panel goes through `edge`.
+            unsafe {
+                let c = o.c.add(group.start * o.ldc);
+                let operands = Operands { a, a_row: 1, a_k: rows, b: o.b, b_k: width };
+                let ahead = Ahead { start, step };
+                let narrow = o.cols < width;
+                let (to, ldc) = if narrow { (edge.as_mut_ptr(), 16) } else { (c, o.ldc) };
+                if narrow && o.add {
+                    for r in 0..rows {
+                        to.add(r * 16).copy_from_nonoverlapping(c.add(r * o.ldc), o.cols);
                     }
-                },)*
-                _ => unreachable!("a tile has 1 to 6 rows"),
+                }
+                match rows {
+                    1 => tile::<T, V, 1, 2>(o.k, operands, ahead, to, ldc, chain),
+                    2 => tile::<T, V, 2, 2>(o.k, operands, ahead, to, ldc, chain),
+                    3 => tile::<T, V, 3, 2>(o.k, operands, ahead, to, ldc, chain),
+                    4 => tile::<T, V, 4, 2>(o.k, operands, ahead, to, ldc, chain),
+                    5 => tile::<T, V, 5, 2>(o.k, operands, ahead, to, ldc, chain),
+                    _ => tile::<T, V, 6, 2>(o.k, operands, ahead, to, ldc, chain),
+                }
+                if narrow {
+                    for r in 0..rows {
+                        c.add(r * o.ldc).copy_from_nonoverlapping(to.add(r * 16), o.cols);
+                    }
+                }
+                a = a.add(rows * o.k);
             }
-        };
+            start = start.wrapping_add(step * o.k);
+        }
     }
-    pick!(1 2 3 4 5 6);
+}
+
+/// A small product.
+struct Small<T> {
+    m: usize,
+    n: usize,
+    k: usize,
+    operands: Operands<T>,
+    c: *mut T,
+    ldc: usize,
+    chain: Chain,
 }
 
 /// A small product in place, nothing packed: `C (+)= A B`, one chain over all of `k` for each element.
 /// B's and C's rows are `b_k` and `ldc` apart; A's strides are free.
 ///
 /// # Safety
-/// A must be readable for `m` rows and `k` steps, B for `k` rows of `n`, C writable for `m` rows of `n`, and C must
-/// overlap neither.
-#[inline(always)]
-#[allow(clippy::too_many_arguments, reason = "a product's operands")]
-pub(crate) unsafe fn small<T: Element, V: Simd<T>>(
+/// A must be readable for `m` rows and `k` steps, B for `k` rows of `n`, C writable for `m` rows of `n` and initialised
+/// unless it is only set, and C must overlap neither.
+pub(crate) unsafe fn small<T: Element>(
     m: usize,
     n: usize,
     k: usize,
-    o: Operands<T>,
+    operands: Operands<T>,
     c: *mut T,
     ldc: usize,
     chain: Chain,
 ) {
-    let mut r = 0;
-    while r < m {
-        let rows = (m - r).min(TILE_ROWS);
-        // SAFETY: rows `r..r + rows` are inside; the rest is the caller's.
-        unsafe {
-            let o = Operands {
-                a: o.a.add(r * o.a_row),
-                ..o
-            };
-            let c = c.add(r * ldc);
-            match rows {
-                1 => stripe::<T, V, 1>(n, k, o, c, ldc, chain),
-                2 => stripe::<T, V, 2>(n, k, o, c, ldc, chain),
-                3 => stripe::<T, V, 3>(n, k, o, c, ldc, chain),
-                4 => stripe::<T, V, 4>(n, k, o, c, ldc, chain),
-                5 => stripe::<T, V, 5>(n, k, o, c, ldc, chain),
-                _ => stripe::<T, V, 6>(n, k, o, c, ldc, chain),
+    run_small(&Small {
+        m,
+        n,
+        k,
+        operands,
+        c,
+        ldc,
+        chain,
+    });
+}
+
+simd! {
+    fn run_small<T, V>(o: &Small<T>) {
+        let mut r = 0;
+        while r < o.m {
+            // SAFETY: `small`'s contract; rows `r..r + rows` are inside.
+            unsafe {
+                match o.m - r {
+                    1 => stripe::<T, V, 1>(o, r),
+                    2 => stripe::<T, V, 2>(o, r),
+                    3 => stripe::<T, V, 3>(o, r),
+                    4 => stripe::<T, V, 4>(o, r),
+                    5 => stripe::<T, V, 5>(o, r),
+                    _ => stripe::<T, V, 6>(o, r),
+                }
             }
+            r += TILE_ROWS;
         }
-        r += rows;
     }
 }
 
+/// `R` rows of a small product, from row `r` on.
 #[inline(always)]
-unsafe fn stripe<T: Element, V: Simd<T>, const R: usize>(
-    n: usize,
-    k: usize,
-    o: Operands<T>,
-    c: *mut T,
-    ldc: usize,
-    chain: Chain,
-) {
+unsafe fn stripe<T: Element, V: Simd<T>, const R: usize>(o: &Small<T>, r: usize) {
+    let Small {
+        n,
+        k,
+        ldc,
+        chain,
+        operands,
+        ..
+    } = *o;
     let mut j = 0;
     // SAFETY: columns from `j` on are inside as long as `j` + the width is at most `n`; the rest is the caller's.
     unsafe {
+        let c = o.c.add(r * ldc);
+        let operands = Operands {
+            a: operands.a.add(r * operands.a_row),
+            ..operands
+        };
         while j + 2 * V::LANES <= n {
-            full::<T, V, R, 2>(k, Operands { b: o.b.add(j), ..o }, c.add(j), ldc, chain);
+            tile::<T, V, R, 2>(
+                k,
+                Operands {
+                    b: operands.b.add(j),
+                    ..operands
+                },
+                Ahead::NOTHING,
+                c.add(j),
+                ldc,
+                chain,
+            );
             j += 2 * V::LANES;
         }
         if j + V::LANES <= n {
-            full::<T, V, R, 1>(k, Operands { b: o.b.add(j), ..o }, c.add(j), ldc, chain);
+            tile::<T, V, R, 1>(
+                k,
+                Operands {
+                    b: operands.b.add(j),
+                    ..operands
+                },
+                Ahead::NOTHING,
+                c.add(j),
+                ldc,
+                chain,
+            );
             j += V::LANES;
         }
         for j in j..n {
@@ -226,7 +299,8 @@ unsafe fn stripe<T: Element, V: Simd<T>, const R: usize>(
                     T::ZERO
                 };
                 for p in 0..k {
-                    sum = (*o.a.add(r * o.a_row + p * o.a_k)).fma(*o.b.add(p * o.b_k + j), sum);
+                    let a = *operands.a.add(r * operands.a_row + p * operands.a_k);
+                    sum = a.fma(*operands.b.add(p * operands.b_k + j), sum);
                 }
                 *to = if chain == Chain::Add { *to + sum } else { sum };
             }

@@ -169,6 +169,60 @@ impl Simd<f32> for F32x8 {
     }
 
     #[inline(always)]
+    unsafe fn transpose(
+        from: *const f32,
+        from_stride: usize,
+        rows: usize,
+        to: *mut f32,
+        to_stride: usize,
+    ) {
+        // SAFETY: reads and writes are the caller's; AVX is present (module docs).
+        unsafe {
+            // Rows that are not there repeat the last.
+            let r: [__m256; 8] =
+                std::array::from_fn(|i| _mm256_loadu_ps(from.add(i.min(rows - 1) * from_stride)));
+            let pair = |a, b| (_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
+            let (a, b) = pair(r[0], r[1]);
+            let (c, d) = pair(r[2], r[3]);
+            let (e, f) = pair(r[4], r[5]);
+            let (g, h) = pair(r[6], r[7]);
+            let (a, c, b, d) = (
+                _mm256_shuffle_ps::<0x44>(a, c),
+                _mm256_shuffle_ps::<0xee>(a, c),
+                _mm256_shuffle_ps::<0x44>(b, d),
+                _mm256_shuffle_ps::<0xee>(b, d),
+            );
+            let (e, g, f, h) = (
+                _mm256_shuffle_ps::<0x44>(e, g),
+                _mm256_shuffle_ps::<0xee>(e, g),
+                _mm256_shuffle_ps::<0x44>(f, h),
+                _mm256_shuffle_ps::<0xee>(f, h),
+            );
+            let low = |x, y| _mm256_permute2f128_ps::<0x20>(x, y);
+            let high = |x, y| _mm256_permute2f128_ps::<0x31>(x, y);
+            let out = [
+                low(a, e),
+                low(c, g),
+                low(b, f),
+                low(d, h),
+                high(a, e),
+                high(c, g),
+                high(b, f),
+                high(d, h),
+            ];
+            for (j, row) in out.into_iter().enumerate() {
+                _mm256_storeu_ps(to.add(j * to_stride), row);
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn prefetch(p: *const f32) {
+        // SAFETY: a prefetch never faults.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) }
+    }
+
+    #[inline(always)]
     fn wide() -> Self::Wide {
         // SAFETY: AVX is present (module docs).
         [unsafe { _mm256_setzero_pd() }; 2]
@@ -243,6 +297,28 @@ impl Simd<f64> for F64x4 {
     #[inline(always)]
     fn sum_lanes(self) -> f64 {
         sum4(self.0)
+    }
+
+    #[inline(always)]
+    unsafe fn transpose(
+        from: *const f64,
+        from_stride: usize,
+        rows: usize,
+        to: *mut f64,
+        to_stride: usize,
+    ) {
+        for j in 0..4 {
+            for i in 0..rows {
+                // SAFETY: the caller's.
+                unsafe { *to.add(j * to_stride + i) = *from.add(i * from_stride + j) };
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn prefetch(p: *const f64) {
+        // SAFETY: a prefetch never faults.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) }
     }
 
     #[inline(always)]

@@ -55,6 +55,21 @@ pub trait Simd<T: Copy + Default>: Copy {
     /// Sum of the partial sums, in a fixed order.
     fn wide_sum(w: Self::Wide) -> f64;
 
+    /// `to[j × to_stride + i] = from[i × from_stride + j]` for `i < rows` and `j < LANES`, in whole vectors: each row of
+    /// `to` gets `LANES` numbers, those from `rows` on unspecified. Rows are written in order.
+    ///
+    /// # Safety
+    /// `from` must be valid for reads of `rows` ≤ LANES rows of LANES numbers, `to` for writes of LANES rows of LANES.
+    unsafe fn transpose(
+        from: *const T,
+        from_stride: usize,
+        rows: usize,
+        to: *mut T,
+        to_stride: usize,
+    );
+    /// Asks for the line at `p` to come to the second-level cache; `p` need not be valid.
+    fn prefetch(p: *const T);
+
     /// The numbers from `i` on; where the slice has fewer than `LANES`, the rest of the lanes are `fill`.
     #[inline(always)]
     fn load_or(s: &[T], i: usize, fill: T) -> Self {

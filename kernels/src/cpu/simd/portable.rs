@@ -146,6 +146,23 @@ macro_rules! lanes {
                 lanes[0]
             }
             #[inline(always)]
+            unsafe fn transpose(
+                from: *const $t,
+                from_stride: usize,
+                rows: usize,
+                to: *mut $t,
+                to_stride: usize,
+            ) {
+                for j in 0..$n {
+                    for i in 0..rows {
+                        // SAFETY: the caller's.
+                        unsafe { *to.add(j * to_stride + i) = *from.add(i * from_stride + j) };
+                    }
+                }
+            }
+            #[inline(always)]
+            fn prefetch(_: *const $t) {}
+            #[inline(always)]
             fn wide() -> Self::Wide {
                 [0.0; $n]
             }
