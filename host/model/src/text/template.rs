@@ -61,11 +61,14 @@ impl ChatTemplate {
     pub fn new(file: &str, named: &[(&str, &str)], specials: Map<String, Value>) -> Result<Self> {
         let mut env = environment(Moment::now());
         for (name, source) in named {
-            env.add_template_owned(name.to_string(), without_generation_tags(source))
-                .map_err(|e| Error::Text {
-                    file: file.into(),
-                    detail: format!("the chat template does not compile: {}", words(&e)),
-                })?;
+            env.add_template_owned(
+                name.to_string(),
+                without_generation_tags(&unix_lines(source)),
+            )
+            .map_err(|e| Error::Text {
+                file: file.into(),
+                detail: format!("the chat template does not compile: {}", words(&e)),
+            })?;
         }
         if env.get_template(DEFAULT).is_err() {
             let names: Vec<&str> = named.iter().map(|(name, _)| *name).collect();
@@ -129,6 +132,10 @@ fn environment(now: Moment) -> Environment<'static> {
     env.set_auto_escape_callback(|_| AutoEscape::None);
     env.set_unknown_method_callback(pycompat::unknown_method_callback);
     env.add_filter("tojson", to_json);
+    // For Python `None` is not iterable; minijinja iterates it as nothing.
+    env.add_test("iterable", |value: &minijinja::Value| {
+        !value.is_none() && value.try_iter().is_ok()
+    });
     env.add_function(
         "raise_exception",
         |message: String| -> Result<minijinja::Value, minijinja::Error> {
@@ -200,6 +207,11 @@ fn words(error: &minijinja::Error) -> String {
         Some(line) => format!("{text} (template line {line})"),
         None => text,
     }
+}
+
+/// Jinja reads every line end as `\n`.
+fn unix_lines(source: &str) -> String {
+    source.replace("\r\n", "\n").replace('\r', "\n")
 }
 
 /// `{% generation %}` marks what an assistant wrote, for masks computed from text. Ours come from tokens, so the tags
@@ -294,6 +306,26 @@ mod tests {
         let plain = "a\n  {%- if true -%}\n b {{ 1 }}\n{% endif %}\nc";
         assert_eq!(render(tagged, json!({})), render(plain, json!({})));
         assert_eq!(render(tagged, json!({})), Ok("ab 1\nc".into()));
+    }
+
+    #[test]
+    fn line_ends_of_windows_are_read_as_line_ends() {
+        assert_eq!(
+            render(
+                "a\r\n{% if true %}\r\nb\r\n{% endif %}\r\n{{ '\\r' }}c",
+                json!({})
+            ),
+            Ok("a\nb\n\rc".into())
+        );
+    }
+
+    #[test]
+    fn none_is_not_iterable_and_undefined_is() {
+        let source = "{{ messages[1].content is iterable }} {{ nothing is iterable }} {{ 'ab' is iterable }} {{ 1 is iterable }}";
+        assert_eq!(
+            render(source, json!({})),
+            Ok("False True True False".into())
+        );
     }
 
     #[test]
