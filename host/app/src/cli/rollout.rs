@@ -8,7 +8,7 @@ use crate::config::{Plan, Verb};
 use crate::error::{Failure, Result, at_path};
 use crate::job::opened::Opened;
 use crate::job::row::AXIS;
-use crate::job::stop::Stop;
+use crate::job::stop::{ENDING, Stop};
 use crate::job::watch::Watch;
 use crate::telemetry::{Row, Telemetry};
 use crate::wire::{Serving, rollout_failed};
@@ -59,7 +59,7 @@ async fn sample(opened: Opened, out: PathBuf, context: &Context) -> Result<Outco
             (epochs * rows).div_ceil(rollout.batch_size)
         }
     };
-    let stop = Stop::listen(console.clone());
+    let stop = Stop::listen(console.clone(), ENDING);
     let version = WeightVersion(1);
     let serving = Serving::start(
         &opened.model,

@@ -81,7 +81,9 @@ async fn listen(args: Args, model: Model, context: &Context) -> Result<Outcome> 
     ));
     // The address is data: a script that asked for port 0 reads it here.
     super::data(&format!("{}\n", server.url()))?;
-    Stop::listen(context.console.clone()).asked().await;
+    Stop::listen(context.console.clone(), "stopping")
+        .asked()
+        .await;
     server.shutdown().await;
     engine.stop();
     Ok(Outcome::Done)

@@ -7,7 +7,7 @@ use crate::config::plan::SftPlan;
 use crate::config::{Plan, Problem, Resolved, Verb};
 use crate::error::{Result, at_path};
 use crate::job::learner::export;
-use crate::job::stop::Stop;
+use crate::job::stop::{ENDING, Stop};
 use crate::job::{row, run_dir, warm_up};
 use crate::telemetry::{Telemetry, console};
 use crate::wire::model::Computer;
@@ -53,7 +53,7 @@ async fn fine_tune(plan: Plan, said: Resolved, context: &Context) -> Result<Outc
         plan.seed,
     )?;
     run_dir::write_recipe(&dir, &said)?;
-    let stop = Stop::listen(console.clone());
+    let stop = Stop::listen(console.clone(), ENDING);
     let total = sft
         .num_steps
         .unwrap_or_else(|| corpus.steps_per_pass(sft.batch_size));

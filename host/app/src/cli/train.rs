@@ -6,7 +6,7 @@ use crate::config::flags::{Group, bits};
 use crate::config::{Plan, Problem, Resolved, Verb};
 use crate::error::{Result, at_path};
 use crate::job::learner::{export, train_failed};
-use crate::job::stop::Stop;
+use crate::job::stop::{ENDING, Stop};
 use crate::job::{row, run_dir, watch};
 use crate::telemetry::{Telemetry, console};
 use crate::wire::model::{Computer, load_other};
@@ -90,7 +90,7 @@ async fn train(args: Args, plan: Plan, said: Resolved, context: &Context) -> Res
         ),
     ]));
     let mut telemetry = Telemetry::open(&dir, AXIS, &context.trace, None).map_err(at_path(&dir))?;
-    let stop = Stop::listen(console.clone());
+    let stop = Stop::listen(console.clone(), ENDING);
     let mut number = 0;
     for records in steps {
         let begin = Instant::now();

@@ -7,7 +7,7 @@ use super::opened::Opened;
 use super::publish::Publishing;
 use super::row::AXIS;
 use super::start::learner;
-use super::stop::Stop;
+use super::stop::{self, Stop};
 use super::watch::Watch;
 use super::{End, Evaluate, Job, Learn, Queue, Sample, run_dir};
 use crate::error::{Failure, Result, at_path};
@@ -43,7 +43,7 @@ pub async fn run(opened: Opened, place: Place, console: &Console, trace: &Trace)
     }
     let buffer = open_buffer(&opened, &place)?;
     let Place { dir, resume } = &place;
-    let stop = Stop::listen(console.clone());
+    let stop = Stop::listen(console.clone(), stop::SAVING);
     let total = opened.num_steps();
     let bar = console.progress("steps", total);
     let Some(learner) = learner(&opened, dir, &bar, &stop, console).await? else {

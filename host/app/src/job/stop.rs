@@ -3,17 +3,22 @@
 use crate::telemetry::Console;
 use tokio::sync::watch;
 
+/// What a run says when it is asked to stop.
+pub const SAVING: &str = "stopping: this step is finished or given up, then everything is saved";
+/// What shorter work says.
+pub const ENDING: &str = "stopping: what is done so far is kept";
+
 /// Whether the person wants to stop. Cheap to clone.
 #[derive(Clone)]
 pub struct Stop(watch::Receiver<bool>);
 
 impl Stop {
-    /// Listen from now on.
-    pub fn listen(console: Console) -> Self {
+    /// Listen from now on; `notice` is what the person is told the first time.
+    pub fn listen(console: Console, notice: &'static str) -> Self {
         let (sender, receiver) = watch::channel(false);
         tokio::spawn(async move {
             signal().await;
-            console.line(" stopping: this step is finished or given up, then everything is saved. Ctrl-C again kills.");
+            console.line(&format!(" {notice}. Ctrl-C again kills."));
             // Nobody listens any more once the run has ended.
             let _ = sender.send(true);
             signal().await;
