@@ -62,22 +62,37 @@ impl Cuda {
         let (mut list, mut padded) = (Vec::new(), 0);
         for range in sequences.ranges() {
             let (start, len) = (range.start as i32, range.len() as i32);
-            list.extend((0..len).step_by(TILE_ROWS).map(|row| [start, len, row, padded as i32]));
+            list.extend(
+                (0..len)
+                    .step_by(TILE_ROWS)
+                    .map(|row| [start, len, row, padded as i32]),
+            );
             padded += range.len().next_multiple_of(TILE_ROWS);
         }
         list.sort_by_key(|tile| -tile[2]);
         let by_keys = self.device.upload(&list, "attention tiles")?;
         list.sort_by_key(|tile| tile[2] - tile[1]);
         let by_queries = self.device.upload(&list, "attention tiles")?;
-        let tiles = Arc::new(Tiles { by_keys, by_queries, count: list.len() as u32, padded });
+        let tiles = Arc::new(Tiles {
+            by_keys,
+            by_queries,
+            count: list.len() as u32,
+            padded,
+        });
         *cache = Some((sequences.clone(), Arc::clone(&tiles)));
         Ok(tiles)
     }
 
     /// First row, or row after the last, of each token's sequence.
-    fn bounds(&self, sequences: &Sequences, of: impl Fn(std::ops::Range<usize>) -> usize) -> Result<Block> {
-        let bounds: Vec<u32> =
-            sequences.ranges().flat_map(|r| std::iter::repeat_n(of(r.clone()) as u32, r.len())).collect();
+    fn bounds(
+        &self,
+        sequences: &Sequences,
+        of: impl Fn(std::ops::Range<usize>) -> usize,
+    ) -> Result<Block> {
+        let bounds: Vec<u32> = sequences
+            .ranges()
+            .flat_map(|r| std::iter::repeat_n(of(r.clone()) as u32, r.len()))
+            .collect();
         self.device.upload(&bounds, "sequence bounds")
     }
 
@@ -88,21 +103,42 @@ impl Cuda {
         sequences: &Sequences,
         scale: f64,
     ) -> Result<(Tensor, Float)> {
-        expect("attention", qkv.cols == heads.qkv_cols() && qkv.rows == sequences.num_tokens(), || {
-            format!("[{}, {}] for {heads:?} and {} tokens", qkv.rows, qkv.cols, sequences.num_tokens())
-        })?;
+        expect(
+            "attention",
+            qkv.cols == heads.qkv_cols() && qkv.rows == sequences.num_tokens(),
+            || {
+                format!(
+                    "[{}, {}] for {heads:?} and {} tokens",
+                    qkv.rows,
+                    qkv.cols,
+                    sequences.num_tokens()
+                )
+            },
+        )?;
         let out = self.new_tensor(qkv.rows, heads.out_cols(), "attention")?;
         let lse = self.new_float(heads.query, qkv.rows, "attention statistics")?;
         if qkv.rows == 0 {
             return Ok((out, lse));
         }
-        let shape = [Int(qkv.rows as i32), Int(heads.query as i32), Int(heads.kv as i32), F(scale as f32)];
+        let shape = [
+            Int(qkv.rows as i32),
+            Int(heads.query as i32),
+            Int(heads.kv as i32),
+            F(scale as f32),
+        ];
         let results = [Ptr(out.block.ptr), Ptr(lse.block.ptr)];
         if !sources::has_tensor_core_attention(heads) {
             let first = self.bounds(sequences, |r| r.start)?;
             let (grid, threads) = warps(qkv.rows * heads.query);
             let args = [&[Ptr(qkv.block.ptr), Ptr(first.ptr)], &results[..], &shape].concat();
-            self.device.launch(&sources::attention(heads), "attention_forward", grid, threads, 0, &args)?;
+            self.device.launch(
+                &sources::attention(heads),
+                "attention_forward",
+                grid,
+                threads,
+                0,
+                &args,
+            )?;
             return Ok((out, lse));
         }
         let tiles = self.tiles(sequences)?;
@@ -112,13 +148,26 @@ impl Cuda {
             let head = [Map(map), Ptr(tiles.by_keys.ptr)];
             let args = [&head, &results[..], &[Int(tiles.count as i32)], &shape].concat();
             let shared = hopper_bytes(heads, TILE_ROWS + 2 * STAGES * TILE_ROWS);
-            self.device.launch(&sources::hopper_attention(heads), "hopper_forward", (blocks, 1, 1), 384, shared, &args)?;
+            self.device.launch(
+                &sources::hopper_attention(heads),
+                "hopper_forward",
+                (blocks, 1, 1),
+                384,
+                shared,
+                &args,
+            )?;
         } else {
-            let args = [&[Ptr(qkv.block.ptr), Ptr(tiles.by_keys.ptr)], &results[..], &shape].concat();
+            let args = [
+                &[Ptr(qkv.block.ptr), Ptr(tiles.by_keys.ptr)],
+                &results[..],
+                &shape,
+            ]
+            .concat();
             let grid = (tiles.count, heads.query as u32, 1);
             let shared = tile_bytes(heads, TILE_ROWS + 4 * TILE_COLS);
             let source = sources::tensor_core_attention(heads);
-            self.device.launch(&source, "attention_forward", grid, THREADS, shared, &args)?;
+            self.device
+                .launch(&source, "attention_forward", grid, THREADS, shared, &args)?;
         }
         Ok((out, lse))
     }
@@ -132,9 +181,16 @@ impl Cuda {
         scale: f64,
     ) -> Result<Tensor> {
         let qkv = forward.qkv;
-        expect("attention_backward", (dout.rows, dout.cols) == (qkv.rows, heads.out_cols()), || {
-            format!("[{}, {}] for {heads:?} and {} tokens", dout.rows, dout.cols, qkv.rows)
-        })?;
+        expect(
+            "attention_backward",
+            (dout.rows, dout.cols) == (qkv.rows, heads.out_cols()),
+            || {
+                format!(
+                    "[{}, {}] for {heads:?} and {} tokens",
+                    dout.rows, dout.cols, qkv.rows
+                )
+            },
+        )?;
         let dqkv = self.new_tensor(qkv.rows, qkv.cols, "attention's gradient")?;
         if qkv.rows == 0 {
             return Ok(dqkv);
@@ -144,11 +200,22 @@ impl Cuda {
             return Ok(dqkv);
         }
         let source = sources::attention(heads);
-        let (tokens, nq, nkv) = (Int(qkv.rows as i32), Int(heads.query as i32), Int(heads.kv as i32));
+        let (tokens, nq, nkv) = (
+            Int(qkv.rows as i32),
+            Int(heads.query as i32),
+            Int(heads.kv as i32),
+        );
         let delta = self.new_float(heads.query, qkv.rows, "attention statistics")?;
         let (by_query, threads) = warps(qkv.rows * heads.query);
-        let args = [Ptr(dout.block.ptr), Ptr(forward.out.block.ptr), Ptr(delta.block.ptr), tokens, nq];
-        self.device.launch(&source, "attention_delta", by_query, threads, 0, &args)?;
+        let args = [
+            Ptr(dout.block.ptr),
+            Ptr(forward.out.block.ptr),
+            Ptr(delta.block.ptr),
+            tokens,
+            nq,
+        ];
+        self.device
+            .launch(&source, "attention_delta", by_query, threads, 0, &args)?;
         let common = |bound: u64| -> [Arg; 10] {
             [
                 Ptr(dout.block.ptr),
@@ -167,16 +234,50 @@ impl Cuda {
             let source = sources::tensor_core_attention(heads);
             let tiles = self.tiles(sequences)?;
             let launch = |name, heads: usize, by: &Block, shared| {
-                self.device.launch(&source, name, (tiles.count, heads as u32, 1), THREADS, shared, &common(by.ptr))
+                self.device.launch(
+                    &source,
+                    name,
+                    (tiles.count, heads as u32, 1),
+                    THREADS,
+                    shared,
+                    &common(by.ptr),
+                )
             };
-            launch("attention_dq", heads.query, &tiles.by_keys, tile_bytes(heads, 2 * TILE_ROWS + 4 * TILE_COLS))?;
-            launch("attention_dkv", heads.kv, &tiles.by_queries, tile_bytes(heads, 2 * TILE_ROWS + 4 * TILE_WALK))?;
+            launch(
+                "attention_dq",
+                heads.query,
+                &tiles.by_keys,
+                tile_bytes(heads, 2 * TILE_ROWS + 4 * TILE_COLS),
+            )?;
+            launch(
+                "attention_dkv",
+                heads.kv,
+                &tiles.by_queries,
+                tile_bytes(heads, 2 * TILE_ROWS + 4 * TILE_WALK),
+            )?;
             return Ok(dqkv);
         }
-        let (first, last) = (self.bounds(sequences, |r| r.start)?, self.bounds(sequences, |r| r.end)?);
-        self.device.launch(&source, "attention_dq", by_query, threads, 0, &common(first.ptr))?;
+        let (first, last) = (
+            self.bounds(sequences, |r| r.start)?,
+            self.bounds(sequences, |r| r.end)?,
+        );
+        self.device.launch(
+            &source,
+            "attention_dq",
+            by_query,
+            threads,
+            0,
+            &common(first.ptr),
+        )?;
         let (by_key, threads) = warps(qkv.rows * heads.kv);
-        self.device.launch(&source, "attention_dkv", by_key, threads, 0, &common(last.ptr))?;
+        self.device.launch(
+            &source,
+            "attention_dkv",
+            by_key,
+            threads,
+            0,
+            &common(last.ptr),
+        )?;
         Ok(dqkv)
     }
 
@@ -192,7 +293,11 @@ impl Cuda {
         let source = sources::hopper_attention(heads);
         let tiles = self.tiles(sequences)?;
         let qkv = forward.qkv;
-        let (nq, nkv, padded) = (Int(heads.query as i32), Int(heads.kv as i32), Int(tiles.padded as i32));
+        let (nq, nkv, padded) = (
+            Int(heads.query as i32),
+            Int(heads.kv as i32),
+            Int(tiles.padded as i32),
+        );
         let stats = self.new_float(2 * heads.query, tiles.padded, "attention statistics")?;
         let args = [
             Ptr(dout.block.ptr),
@@ -204,14 +309,33 @@ impl Cuda {
             padded,
             nq,
         ];
-        self.device.launch(&source, "hopper_stats", (tiles.count, heads.query as u32, 1), 256, 0, &args)?;
+        self.device.launch(
+            &source,
+            "hopper_stats",
+            (tiles.count, heads.query as u32, 1),
+            256,
+            0,
+            &args,
+        )?;
         let rows = Map(TensorMap::new(qkv.block.ptr, qkv.rows, qkv.cols)?);
         let douts = Map(TensorMap::new(dout.block.ptr, dout.rows, dout.cols)?);
         let shared = hopper_bytes(heads, 2 * TILE_ROWS + 2 * DEPTH * 64);
         let launch = |name, across: usize, by: &Block| {
             let pointers = [Ptr(stats.block.ptr), Ptr(by.ptr), Ptr(dqkv.block.ptr)];
-            let args = [&[rows, douts], &pointers[..], &[padded, nq, nkv, F(scale as f32)]].concat();
-            self.device.launch(&source, name, (across as u32, tiles.count, 1), 384, shared, &args)
+            let args = [
+                &[rows, douts],
+                &pointers[..],
+                &[padded, nq, nkv, F(scale as f32)],
+            ]
+            .concat();
+            self.device.launch(
+                &source,
+                name,
+                (across as u32, tiles.count, 1),
+                384,
+                shared,
+                &args,
+            )
         };
         launch("hopper_dkv", heads.kv, &tiles.by_queries)?;
         launch("hopper_dq", heads.query, &tiles.by_keys)

@@ -18,27 +18,49 @@ impl Choices {
     pub(super) fn load(gpu: &str) -> Self {
         // SAFETY: takes nothing, returns a number.
         let version = unsafe { sys::cublasLtGetVersion() };
-        let gpu: String = gpu.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect();
-        let file = super::nvrtc::cache_folder().map(|root| root.join("gemm").join(format!("{gpu}-{version}.txt")));
-        let text = file.as_ref().and_then(|file| std::fs::read_to_string(file).ok()).unwrap_or_default();
-        Self { known: text.lines().filter_map(parse).collect(), file }
+        let gpu: String = gpu
+            .chars()
+            .map(|c| if c.is_ascii_alphanumeric() { c } else { '-' })
+            .collect();
+        let file = super::nvrtc::cache_folder()
+            .map(|root| root.join("gemm").join(format!("{gpu}-{version}.txt")));
+        let text = file
+            .as_ref()
+            .and_then(|file| std::fs::read_to_string(file).ok())
+            .unwrap_or_default();
+        Self {
+            known: text.lines().filter_map(parse).collect(),
+            file,
+        }
     }
 
     pub(super) fn get(&self, kind: Shape) -> Option<sys::cublasLtMatmulAlgo_t> {
-        self.known.get(&kind).map(|&data| sys::cublasLtMatmulAlgo_t { data })
+        self.known
+            .get(&kind)
+            .map(|&data| sys::cublasLtMatmulAlgo_t { data })
     }
 
     pub(super) fn put(&mut self, kind: Shape, algo: sys::cublasLtMatmulAlgo_t) {
         self.known.insert(kind, algo.data);
         let Some(file) = &self.file else { return };
-        let mut lines: Vec<String> = self.known.iter().map(|(shape, data)| line(shape, data)).collect();
+        let mut lines: Vec<String> = self
+            .known
+            .iter()
+            .map(|(shape, data)| line(shape, data))
+            .collect();
         lines.sort();
         super::nvrtc::store(file, lines.concat().as_bytes());
     }
 }
 
 fn line(shape: &Shape, data: &[u64; 8]) -> String {
-    let flags = [shape.transpose_a, shape.transpose_b, shape.float_out, shape.accumulate].map(u8::from);
+    let flags = [
+        shape.transpose_a,
+        shape.transpose_b,
+        shape.float_out,
+        shape.accumulate,
+    ]
+    .map(u8::from);
     let mut line = format!("{} {} {}", shape.m, shape.n, shape.k);
     for flag in flags {
         let _ = write!(line, " {flag}");
@@ -51,8 +73,14 @@ fn line(shape: &Shape, data: &[u64; 8]) -> String {
 }
 
 fn parse(line: &str) -> Option<(Shape, [u64; 8])> {
-    let numbers: Vec<u64> = line.split(' ').map(str::parse).collect::<Result<_, _>>().ok()?;
-    let [m, n, k, ta, tb, float, add, data @ ..] = numbers.as_slice() else { return None };
+    let numbers: Vec<u64> = line
+        .split(' ')
+        .map(str::parse)
+        .collect::<Result<_, _>>()
+        .ok()?;
+    let [m, n, k, ta, tb, float, add, data @ ..] = numbers.as_slice() else {
+        return None;
+    };
     let shape = Shape {
         m: *m as usize,
         n: *n as usize,

@@ -6,7 +6,9 @@ use super::profile::Profile;
 use super::{driver, library};
 use crate::{Error, Result};
 use cudarc::driver::sys::{self, CUdevice_attribute, CUevent_flags, CUfunction_attribute_enum};
-use cudarc::driver::{CudaContext, CudaFunction, CudaStream, DeviceRepr, LaunchConfig, PushKernelArg, result};
+use cudarc::driver::{
+    CudaContext, CudaFunction, CudaStream, DeviceRepr, LaunchConfig, PushKernelArg, result,
+};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
@@ -68,20 +70,27 @@ pub(super) struct Device {
 
 impl Device {
     pub(super) fn open(ordinal: usize, poison: bool) -> Result<Self> {
-        if let Some(missing) = library::discover().iter().find(|found| found.path.is_none()) {
+        if let Some(missing) = library::discover()
+            .iter()
+            .find(|found| found.path.is_none())
+        {
             let cure = match missing.name {
                 "driver" => "no NVIDIA driver on this machine; use `--device cpu`",
                 _ => "install the CUDA 13 toolkit, or PyTorch in the active Python environment",
             };
-            return Err(Error::Device { library: missing.name, detail: format!("not found: {cure}") });
+            return Err(Error::Device {
+                library: missing.name,
+                detail: format!("not found: {cure}"),
+            });
         }
         let context = CudaContext::new(ordinal).map_err(driver)?;
         // SAFETY: all work of this device runs on its one stream, so there is nothing for events to order.
         unsafe { context.disable_event_tracking() };
         let stream = context.new_stream().map_err(driver)?;
         let (major, minor) = context.compute_capability().map_err(driver)?;
-        let sms =
-            context.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT).map_err(driver)?;
+        let sms = context
+            .attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)
+            .map_err(driver)?;
         let suffix = if major >= 9 { "a" } else { "" };
         Ok(Self {
             pool: Pool::new(Arc::clone(&context), poison.then(|| Arc::clone(&stream))),
@@ -128,7 +137,11 @@ impl Device {
                 Arg::Map(v) => builder.arg(v),
             };
         }
-        let config = LaunchConfig { grid_dim: grid, block_dim: (threads, 1, 1), shared_mem_bytes: shared_bytes };
+        let config = LaunchConfig {
+            grid_dim: grid,
+            block_dim: (threads, 1, 1),
+            shared_mem_bytes: shared_bytes,
+        };
         let span = self.profile.begin(&self.stream)?;
         // SAFETY: each call site lists the arguments of the kernel it names, in order and of its types; the blocks they
         // point to are held by the caller and outlive the launch because memory is reused in stream order only.
@@ -141,14 +154,22 @@ impl Device {
         &self.profile
     }
 
-    fn function(&self, source: &Source, name: &'static str, shared_bytes: u32) -> Result<CudaFunction> {
+    fn function(
+        &self,
+        source: &Source,
+        name: &'static str,
+        shared_bytes: u32,
+    ) -> Result<CudaFunction> {
         let key = (source.name, name, source.defines.clone());
         let mut functions = self.functions.lock().unwrap_or_else(|e| e.into_inner());
         if let Some(function) = functions.get(&key) {
             return Ok(function.clone());
         }
         let image = nvrtc::cubin(source, &self.arch)?;
-        let module = self.context.load_module(cudarc::nvrtc::Ptx::from_binary(image)).map_err(driver)?;
+        let module = self
+            .context
+            .load_module(cudarc::nvrtc::Ptx::from_binary(image))
+            .map_err(driver)?;
         let function = module.load_function(name).map_err(driver)?;
         // More than 48 KiB, a kernel's own static memory included, needs asking for.
         if shared_bytes > 32 << 10 {
@@ -172,14 +193,16 @@ impl Device {
     pub(super) fn write<T>(&self, block: &Block, data: &[T]) -> Result<()> {
         self.bind()?;
         // SAFETY: the block is at least as large as `data`. The copy from pageable memory has read `data` when it returns.
-        unsafe { result::memcpy_htod_async(block.ptr, data, self.stream.cu_stream()) }.map_err(driver)
+        unsafe { result::memcpy_htod_async(block.ptr, data, self.stream.cu_stream()) }
+            .map_err(driver)
     }
 
     pub(super) fn download<T: Default + Clone>(&self, block: &Block, len: usize) -> Result<Vec<T>> {
         let mut data = vec![T::default(); len];
         self.bind()?;
         // SAFETY: the block holds at least `len` values of T, a plain number type; the stream is waited for below.
-        unsafe { result::memcpy_dtoh_async(&mut data, block.ptr, self.stream.cu_stream()) }.map_err(driver)?;
+        unsafe { result::memcpy_dtoh_async(&mut data, block.ptr, self.stream.cu_stream()) }
+            .map_err(driver)?;
         self.stream.synchronize().map_err(driver)?;
         Ok(data)
     }
@@ -187,18 +210,24 @@ impl Device {
     pub(super) fn zero(&self, block: &Block, bytes: usize) -> Result<()> {
         self.bind()?;
         // SAFETY: the block is at least `bytes` long.
-        unsafe { result::memset_d8_async(block.ptr, 0, bytes, self.stream.cu_stream()) }.map_err(driver)
+        unsafe { result::memset_d8_async(block.ptr, 0, bytes, self.stream.cu_stream()) }
+            .map_err(driver)
     }
 
     pub(super) fn copy(&self, from: &Block, to: &Block, bytes: usize) -> Result<()> {
         self.bind()?;
         // SAFETY: both blocks are at least `bytes` long.
-        unsafe { result::memcpy_dtod_async(to.ptr, from.ptr, bytes, self.stream.cu_stream()) }.map_err(driver)
+        unsafe { result::memcpy_dtod_async(to.ptr, from.ptr, bytes, self.stream.cu_stream()) }
+            .map_err(driver)
     }
 
     /// Mean time of one of `runs` calls.
     pub(super) fn time_ms(&self, runs: u32, mut call: impl FnMut() -> Result<()>) -> Result<f32> {
-        let mark = || self.stream.record_event(Some(CUevent_flags::CU_EVENT_DEFAULT)).map_err(driver);
+        let mark = || {
+            self.stream
+                .record_event(Some(CUevent_flags::CU_EVENT_DEFAULT))
+                .map_err(driver)
+        };
         let start = mark()?;
         for _ in 0..runs {
             call()?;

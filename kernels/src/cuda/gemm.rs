@@ -37,7 +37,12 @@ impl Shape {
     /// Shapes that share an algorithm: each size rounded up to three significant bits.
     fn kind(self) -> Self {
         let round = |n: usize| n.next_multiple_of((n.next_power_of_two() / 8).max(1));
-        Self { m: round(self.m), n: round(self.n), k: round(self.k), ..self }
+        Self {
+            m: round(self.m),
+            n: round(self.n),
+            k: round(self.k),
+            ..self
+        }
     }
 }
 
@@ -65,16 +70,30 @@ fn check(what: &'static str, status: sys::cublasStatus_t) -> Result<()> {
     if status == sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS {
         return Ok(());
     }
-    Err(Error::Device { library: "cublasLt", detail: format!("{what}: {status:?}") })
+    Err(Error::Device {
+        library: "cublasLt",
+        detail: format!("{what}: {status:?}"),
+    })
 }
 
 impl Gemm {
     pub(super) fn new(device: &Device) -> Result<Self> {
-        let handle =
-            lt::create_handle().map_err(|e| Error::Device { library: "cublasLt", detail: format!("no handle: {e:?}") })?;
-        let workspace = device.pool.take(WORKSPACE_BYTES, "the matrix product workspace")?;
+        let handle = lt::create_handle().map_err(|e| Error::Device {
+            library: "cublasLt",
+            detail: format!("no handle: {e:?}"),
+        })?;
+        let workspace = device
+            .pool
+            .take(WORKSPACE_BYTES, "the matrix product workspace")?;
         let choices = Choices::load(&device.context.name().map_err(super::driver)?);
-        Ok(Self { inner: Mutex::new(Inner { handle, plans: HashMap::new(), choices, workspace }) })
+        Ok(Self {
+            inner: Mutex::new(Inner {
+                handle,
+                plans: HashMap::new(),
+                choices,
+                workspace,
+            }),
+        })
     }
 
     pub(super) fn run(&self, device: &Device, shape: Shape, a: u64, b: u64, c: u64) -> Result<()> {
@@ -95,12 +114,17 @@ impl Gemm {
         let span = device.profile().begin(&device.stream)?;
         inner.launch(device, plan, &plan.algo, a, b, c, beta)?;
         let Shape { m, n, k, .. } = shape;
-        device.profile().end(&device.stream, span, || format!("product {m} x {n} x {k}"))
+        device
+            .profile()
+            .end(&device.stream, span, || format!("product {m} x {n} x {k}"))
     }
 }
 
 impl Inner {
-    #[allow(clippy::too_many_arguments, reason = "the operands of one cublasLt call")]
+    #[allow(
+        clippy::too_many_arguments,
+        reason = "the operands of one cublasLt call"
+    )]
     fn launch(
         &self,
         device: &Device,
@@ -141,15 +165,21 @@ impl Inner {
     /// fastest. The trial writes to scratch memory, so an accumulating product is not disturbed.
     fn plan(&mut self, device: &Device, shape: Shape, a: u64, b: u64) -> Result<Plan> {
         let mut plan = describe(shape)?;
-        if let Some(algo) = self.choices.get(shape.kind()).filter(|algo| self.supports(&plan, algo)) {
+        if let Some(algo) = self
+            .choices
+            .get(shape.kind())
+            .filter(|algo| self.supports(&plan, algo))
+        {
             plan.algo = algo;
             return Ok(plan);
         }
         let found = self.candidates(&plan)?;
         plan.algo = found[0].algo;
         if found.len() > 1 {
-            let scratch =
-                device.pool.take(shape.m * shape.n * if shape.float_out { 4 } else { 2 }, "a matrix product trial")?;
+            let scratch = device.pool.take(
+                shape.m * shape.n * if shape.float_out { 4 } else { 2 },
+                "a matrix product trial",
+            )?;
             let beta = if shape.accumulate { 1.0 } else { 0.0 };
             let mut best = f32::INFINITY;
             for candidate in &found {
@@ -174,8 +204,10 @@ impl Inner {
         // SAFETY: the plan's handles live as long as it; the result is a live local.
         unsafe {
             let mut result: sys::cublasLtMatmulHeuristicResult_t = std::mem::zeroed();
-            let status = sys::cublasLtMatmulAlgoCheck(self.handle, plan.desc, a, b, c, c, algo, &mut result);
-            status == sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS && result.workspaceSize <= WORKSPACE_BYTES
+            let status =
+                sys::cublasLtMatmulAlgoCheck(self.handle, plan.desc, a, b, c, c, algo, &mut result);
+            status == sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS
+                && result.workspaceSize <= WORKSPACE_BYTES
         }
     }
 
@@ -185,7 +217,10 @@ impl Inner {
         // SAFETY: every pointer is to a live local; the preference is destroyed before return.
         unsafe {
             let mut preference = std::ptr::null_mut();
-            check("preference", sys::cublasLtMatmulPreferenceCreate(&mut preference))?;
+            check(
+                "preference",
+                sys::cublasLtMatmulPreferenceCreate(&mut preference),
+            )?;
             check(
                 "workspace limit",
                 sys::cublasLtMatmulPreferenceSetAttribute(
@@ -212,7 +247,10 @@ impl Inner {
             sys::cublasLtMatmulPreferenceDestroy(preference);
             check("heuristic", status)?;
             if count == 0 {
-                return Err(Error::Device { library: "cublasLt", detail: "no algorithm for this product".into() });
+                return Err(Error::Device {
+                    library: "cublasLt",
+                    detail: "no algorithm for this product".into(),
+                });
             }
             Ok(found[..count as usize].to_vec())
         }
@@ -235,15 +273,35 @@ impl Drop for Plan {
 fn describe(shape: Shape) -> Result<Plan> {
     use sys::cublasLtMatmulDescAttributes_t as Attribute;
     let half = sys::cudaDataType_t::CUDA_R_16BF;
-    let out = if shape.float_out { sys::cudaDataType_t::CUDA_R_32F } else { half };
+    let out = if shape.float_out {
+        sys::cudaDataType_t::CUDA_R_32F
+    } else {
+        half
+    };
     let layout = |kind, rows: usize, cols: usize| {
         let mut layout = std::ptr::null_mut();
         // SAFETY: writes one handle to a live local.
-        let status = unsafe { sys::cublasLtMatrixLayoutCreate(&mut layout, kind, rows as u64, cols as u64, rows as i64) };
+        let status = unsafe {
+            sys::cublasLtMatrixLayoutCreate(
+                &mut layout,
+                kind,
+                rows as u64,
+                cols as u64,
+                rows as i64,
+            )
+        };
         check("layout", status).map(|()| layout)
     };
-    let a = if shape.transpose_a { layout(half, shape.k, shape.m) } else { layout(half, shape.m, shape.k) }?;
-    let b = if shape.transpose_b { layout(half, shape.n, shape.k) } else { layout(half, shape.k, shape.n) }?;
+    let a = if shape.transpose_a {
+        layout(half, shape.k, shape.m)
+    } else {
+        layout(half, shape.m, shape.k)
+    }?;
+    let b = if shape.transpose_b {
+        layout(half, shape.n, shape.k)
+    } else {
+        layout(half, shape.k, shape.n)
+    }?;
     let c = layout(out, shape.m, shape.n)?;
     let mut desc = std::ptr::null_mut();
     // SAFETY: writes one handle to a live local.
@@ -255,13 +313,28 @@ fn describe(shape: Shape) -> Result<Plan> {
         )
     })?;
     for (attribute, value) in [
-        (Attribute::CUBLASLT_MATMUL_DESC_TRANSA, i32::from(shape.transpose_a)),
-        (Attribute::CUBLASLT_MATMUL_DESC_TRANSB, i32::from(shape.transpose_b)),
+        (
+            Attribute::CUBLASLT_MATMUL_DESC_TRANSA,
+            i32::from(shape.transpose_a),
+        ),
+        (
+            Attribute::CUBLASLT_MATMUL_DESC_TRANSB,
+            i32::from(shape.transpose_b),
+        ),
     ] {
         // SAFETY: reads four bytes of a live local.
         check("transpose", unsafe {
-            sys::cublasLtMatmulDescSetAttribute(desc, attribute, (&raw const value).cast(), size_of::<i32>())
+            sys::cublasLtMatmulDescSetAttribute(
+                desc,
+                attribute,
+                (&raw const value).cast(),
+                size_of::<i32>(),
+            )
         })?;
     }
-    Ok(Plan { desc, layouts: [a, b, c], algo: sys::cublasLtMatmulAlgo_t { data: [0; 8] } })
+    Ok(Plan {
+        desc,
+        layouts: [a, b, c],
+        algo: sys::cublasLtMatmulAlgo_t { data: [0; 8] },
+    })
 }

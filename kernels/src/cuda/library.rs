@@ -19,7 +19,14 @@ pub struct Found {
 /// File names in the order they are tried, most specific first.
 const WANTED: [(&str, &[&str]); 4] = [
     ("driver", &["libcuda.so.1"]),
-    ("nvrtc-builtins", &["libnvrtc-builtins.so.13.0", "libnvrtc-builtins.so.13", "libnvrtc-builtins.so"]),
+    (
+        "nvrtc-builtins",
+        &[
+            "libnvrtc-builtins.so.13.0",
+            "libnvrtc-builtins.so.13",
+            "libnvrtc-builtins.so",
+        ],
+    ),
     ("nvrtc", &["libnvrtc.so.13", "libnvrtc.so"]),
     ("cublasLt", &["libcublasLt.so.13", "libcublasLt.so"]),
 ];
@@ -29,13 +36,23 @@ pub fn discover() -> &'static [Found] {
     static FOUND: OnceLock<Vec<Found>> = OnceLock::new();
     FOUND.get_or_init(|| {
         let folders = folders();
-        WANTED.iter().map(|(name, files)| Found { name, path: open(&folders, files) }).collect()
+        WANTED
+            .iter()
+            .map(|(name, files)| Found {
+                name,
+                path: open(&folders, files),
+            })
+            .collect()
     })
 }
 
 fn open(folders: &[PathBuf], files: &[&str]) -> Option<PathBuf> {
     for file in files {
-        for path in folders.iter().map(|folder| folder.join(file)).filter(|path| path.exists()) {
+        for path in folders
+            .iter()
+            .map(|folder| folder.join(file))
+            .filter(|path| path.exists())
+        {
             if load(&path) {
                 return Some(path);
             }
@@ -81,17 +98,27 @@ fn folders() -> Vec<PathBuf> {
 
 /// `lib/python3.X/{site,dist}-packages/nvidia/<wheel>/lib`.
 fn python_folders(lib: &Path, folders: &mut Vec<PathBuf>) {
-    for python in children(lib).filter(|p| p.file_name().is_some_and(|n| n.to_string_lossy().starts_with("python3"))) {
+    for python in children(lib).filter(|p| {
+        p.file_name()
+            .is_some_and(|n| n.to_string_lossy().starts_with("python3"))
+    }) {
         for site in ["site-packages", "dist-packages"] {
-            folders.extend(children(&python.join(site).join("nvidia")).map(|wheel| wheel.join("lib")).filter(|p| p.is_dir()));
+            folders.extend(
+                children(&python.join(site).join("nvidia"))
+                    .map(|wheel| wheel.join("lib"))
+                    .filter(|p| p.is_dir()),
+            );
         }
     }
 }
 
 /// Sorted, so that two runs find the same copy.
 fn children(folder: &Path) -> impl Iterator<Item = PathBuf> {
-    let mut paths: Vec<PathBuf> =
-        std::fs::read_dir(folder).into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path())).collect();
+    let mut paths: Vec<PathBuf> = std::fs::read_dir(folder)
+        .into_iter()
+        .flatten()
+        .filter_map(|entry| Some(entry.ok()?.path()))
+        .collect();
     paths.sort();
     paths.into_iter()
 }

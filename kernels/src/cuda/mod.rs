@@ -14,6 +14,7 @@ mod ops;
 mod pool;
 mod profile;
 mod sources;
+mod tables;
 
 pub use profile::Span;
 pub use sources::all as sources;
@@ -57,6 +58,7 @@ pub struct Cuda {
     device: Device,
     gemm: Gemm,
     tiles: attention::Cache,
+    tables: tables::Tables,
 }
 
 impl Cuda {
@@ -80,7 +82,12 @@ impl Cuda {
     fn with(ordinal: usize, poison: bool) -> Result<Self> {
         let device = Device::open(ordinal, poison)?;
         let gemm = Gemm::new(&device)?;
-        Ok(Self { device, gemm, tiles: attention::Cache::default() })
+        Ok(Self {
+            device,
+            gemm,
+            tiles: attention::Cache::default(),
+            tables: tables::Tables::default(),
+        })
     }
 
     /// The GPU's name.
@@ -138,5 +145,8 @@ impl Cuda {
 }
 
 fn driver(error: cudarc::driver::DriverError) -> Error {
-    Error::Device { library: "driver", detail: error.to_string() }
+    Error::Device {
+        library: "driver",
+        detail: error.to_string(),
+    }
 }

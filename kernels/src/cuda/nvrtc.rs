@@ -28,7 +28,10 @@ pub struct Source {
 /// # Errors
 /// No NVRTC on this machine, or a kernel that does not compile (with the compiler's log).
 pub fn cubin(source: &Source, arch: &str) -> Result<Vec<u8>> {
-    if super::library::discover().iter().any(|found| found.name == "nvrtc" && found.path.is_none()) {
+    if super::library::discover()
+        .iter()
+        .any(|found| found.name == "nvrtc" && found.path.is_none())
+    {
         return Err(Error::Device {
             library: "nvrtc",
             detail: "libnvrtc was not found; install the CUDA toolkit or `pip install nvidia-cuda-nvrtc`".into(),
@@ -38,7 +41,11 @@ pub fn cubin(source: &Source, arch: &str) -> Result<Vec<u8>> {
         None => format!("{PRELUDE}{}", source.text),
         Some(folder) => overridden(&PathBuf::from(folder), source)?,
     };
-    let mut options = vec![format!("--gpu-architecture={arch}"), "--std=c++17".into(), "-default-device".into()];
+    let mut options = vec![
+        format!("--gpu-architecture={arch}"),
+        "--std=c++17".into(),
+        "-default-device".into(),
+    ];
     options.extend(source.defines.iter().map(|d| format!("-D{d}")));
 
     let path = cache_path(&text, &options);
@@ -56,17 +63,24 @@ pub fn cubin(source: &Source, arch: &str) -> Result<Vec<u8>> {
 fn overridden(folder: &std::path::Path, source: &Source) -> Result<String> {
     let read = |file: String| {
         let path = folder.join(file);
-        std::fs::read_to_string(&path)
-            .map_err(|e| Error::Device { library: "nvrtc", detail: format!("SLIME_KERNEL_DIR: {}: {e}", path.display()) })
+        std::fs::read_to_string(&path).map_err(|e| Error::Device {
+            library: "nvrtc",
+            detail: format!("SLIME_KERNEL_DIR: {}: {e}", path.display()),
+        })
     };
     Ok(read("cuda/prelude.cuh".into())? + &read(format!("{}.cu", source.name))?)
 }
 
 fn compile(name: &str, text: &str, options: &[String]) -> Result<Vec<u8>> {
-    let error = |detail: String| Error::Device { library: "nvrtc", detail: format!("kernel {name}: {detail}") };
+    let error = |detail: String| Error::Device {
+        library: "nvrtc",
+        detail: format!("kernel {name}: {detail}"),
+    };
     let text = CString::new(text).map_err(|_| error("the source holds a NUL byte".into()))?;
-    let file = CString::new(format!("{}.cu", name.replace('/', "_"))).map_err(|_| error("the name holds a NUL byte".into()))?;
-    let program = result::create_program(&text, Some(&file)).map_err(|e| error(format!("{e:?}")))?;
+    let file = CString::new(format!("{}.cu", name.replace('/', "_")))
+        .map_err(|_| error("the name holds a NUL byte".into()))?;
+    let program =
+        result::create_program(&text, Some(&file)).map_err(|e| error(format!("{e:?}")))?;
     // SAFETY: `program` was created above and is destroyed once, at the end of this function's only live path.
     unsafe {
         let compiled = result::compile_program(program, options);
@@ -80,7 +94,11 @@ fn compile(name: &str, text: &str, options: &[String]) -> Result<Vec<u8>> {
                 sys::nvrtcGetCUBINSize(program, &mut size)
                     .result()
                     .map(|()| vec![0u8; size])
-                    .and_then(|mut cubin| sys::nvrtcGetCUBIN(program, cubin.as_mut_ptr().cast()).result().map(|()| cubin))
+                    .and_then(|mut cubin| {
+                        sys::nvrtcGetCUBIN(program, cubin.as_mut_ptr().cast())
+                            .result()
+                            .map(|()| cubin)
+                    })
                     .map_err(|e| error(format!("{e:?}")))
             }
         };
@@ -109,7 +127,12 @@ fn cache_path(text: &str, options: &[String]) -> Option<PathBuf> {
         hash.update([0]);
     }
     hash.update(format!("{major}.{minor}"));
-    let key: String = hash.finalize().iter().take(16).map(|b| format!("{b:02x}")).collect();
+    let key: String = hash
+        .finalize()
+        .iter()
+        .take(16)
+        .map(|b| format!("{b:02x}"))
+        .collect();
     Some(root.join("cubin").join(key))
 }
 

@@ -4,7 +4,10 @@ use super::device::Arg::{self, Float as F, Int, Long, Ptr};
 use super::gemm::Shape;
 use super::sources::{self, BLOCK_TOKENS};
 use super::{Cuda, Float, Ids, KvCache, Tensor, attention};
-use crate::{AdamW, Error, Heads, Norms, Ops, PagedSequence, Result, RopeStyle, RopeTable, Sequences, TokenStats};
+use crate::{
+    AdamW, Error, Heads, Norms, Ops, PagedSequence, Result, RopeStyle, RopeTable, Sequences,
+    TokenStats,
+};
 use half::bf16;
 use std::sync::Arc;
 
@@ -17,33 +20,63 @@ fn shape_error(op: &'static str, detail: String) -> Error {
 }
 
 pub(super) fn expect(op: &'static str, fits: bool, detail: impl FnOnce() -> String) -> Result<()> {
-    if fits { Ok(()) } else { Err(shape_error(op, detail())) }
+    if fits {
+        Ok(())
+    } else {
+        Err(shape_error(op, detail()))
+    }
 }
 
 fn whole_vectors(op: &'static str, cols: usize) -> Result<()> {
-    expect(op, cols.is_multiple_of(VECTOR), || format!("rows of {cols} columns; CUDA kernels need a multiple of {VECTOR}"))
+    expect(op, cols.is_multiple_of(VECTOR), || {
+        format!("rows of {cols} columns; CUDA kernels need a multiple of {VECTOR}")
+    })
 }
 
 impl Cuda {
     pub(super) fn new_tensor(&self, rows: usize, cols: usize, what: &str) -> Result<Tensor> {
-        Ok(Tensor { block: Arc::new(self.device.pool.take(rows * cols * 2, what)?), rows, cols })
+        Ok(Tensor {
+            block: Arc::new(self.device.pool.take(rows * cols * 2, what)?),
+            rows,
+            cols,
+        })
     }
 
     pub(super) fn new_float(&self, rows: usize, cols: usize, what: &str) -> Result<Float> {
-        Ok(Float { block: self.device.pool.take(rows * cols * 4, what)?, rows, cols })
+        Ok(Float {
+            block: self.device.pool.take(rows * cols * 4, what)?,
+            rows,
+            cols,
+        })
     }
 
     /// Blocks for a grid-stride loop over `n` items.
     fn grid(&self, n: usize) -> (u32, u32, u32) {
-        let blocks = n.div_ceil(THREADS as usize).min(self.device.num_sms as usize * 16);
+        let blocks = n
+            .div_ceil(THREADS as usize)
+            .min(self.device.num_sms as usize * 16);
         (blocks as u32, 1, 1)
     }
 
     /// Add the first `cols` columns of `parts: [num_parts, stride]` to `out`, in a fixed order.
-    fn add_parts(&self, parts: u64, out: u64, num_parts: usize, cols: usize, stride: usize) -> Result<()> {
+    fn add_parts(
+        &self,
+        parts: u64,
+        out: u64,
+        num_parts: usize,
+        cols: usize,
+        stride: usize,
+    ) -> Result<()> {
         let grid = (cols.div_ceil(32) as u32, 1, 1);
-        let args = [Ptr(parts), Ptr(out), Int(num_parts as i32), Int(cols as i32), Int(stride as i32)];
-        self.device.launch(&sources::rows(), "add_parts", grid, 1024, 0, &args)
+        let args = [
+            Ptr(parts),
+            Ptr(out),
+            Int(num_parts as i32),
+            Int(cols as i32),
+            Int(stride as i32),
+        ];
+        self.device
+            .launch(&sources::rows(), "add_parts", grid, 1024, 0, &args)
     }
 
     #[allow(clippy::too_many_arguments, reason = "one product's operands")]
@@ -56,9 +89,13 @@ impl Cuda {
         out: u64,
     ) -> Result<()> {
         expect(op, a_inner == b_inner, || {
-            format!("[{}, {}] against [{}, {}]: inner sizes {a_inner} and {b_inner}", a.rows, a.cols, b.rows, b.cols)
+            format!(
+                "[{}, {}] against [{}, {}]: inner sizes {a_inner} and {b_inner}",
+                a.rows, a.cols, b.rows, b.cols
+            )
         })?;
-        self.gemm.run(&self.device, shape, a.block.ptr, b.block.ptr, out)
+        self.gemm
+            .run(&self.device, shape, a.block.ptr, b.block.ptr, out)
     }
 
     /// `(lanes, vectors a lane)` of a row; see `rmsnorm/kernel.cu`.
@@ -67,21 +104,43 @@ impl Cuda {
         let vectors = cols / VECTOR;
         let lanes = (vectors / 2).next_power_of_two().clamp(32, 512);
         let per = vectors.div_ceil(lanes);
-        expect("rmsnorm", per <= 8, || format!("rows of {cols} columns; at most {} fit a block", 8 * 512 * VECTOR))?;
+        expect("rmsnorm", per <= 8, || {
+            format!(
+                "rows of {cols} columns; at most {} fit a block",
+                8 * 512 * VECTOR
+            )
+        })?;
         Ok((lanes, per))
     }
 
-    fn norm_launch(&self, name: &'static str, blocks: Option<usize>, rows: usize, cols: usize, args: &[Arg]) -> Result<()> {
+    fn norm_launch(
+        &self,
+        name: &'static str,
+        blocks: Option<usize>,
+        rows: usize,
+        cols: usize,
+        args: &[Arg],
+    ) -> Result<()> {
         let (lanes, per) = self.norm_shape(cols)?;
         let rows_per_block = (256 / lanes).max(1);
         let blocks = blocks.unwrap_or(rows.div_ceil(rows_per_block));
         let threads = (lanes * rows_per_block) as u32;
-        self.device.launch(&sources::rmsnorm(lanes, per), name, (blocks as u32, 1, 1), threads, 0, args)
+        self.device.launch(
+            &sources::rmsnorm(lanes, per),
+            name,
+            (blocks as u32, 1, 1),
+            threads,
+            0,
+            args,
+        )
     }
 
     /// A block for each of `rows`, with threads for its vectors.
     fn by_row(rows: usize, cols: usize) -> ((u32, u32, u32), u32) {
-        ((rows as u32, 1, 1), (cols / VECTOR).next_multiple_of(32).clamp(32, 512) as u32)
+        (
+            (rows as u32, 1, 1),
+            (cols / VECTOR).next_multiple_of(32).clamp(32, 512) as u32,
+        )
     }
 }
 
@@ -90,10 +149,17 @@ fn rotation_fits(op: &'static str, x: &Tensor, heads: Heads, rope: &RopeTable<Cu
         RopeStyle::Half => 2 * VECTOR,
         RopeStyle::Interleaved => VECTOR,
     };
-    expect(op, x.cols == heads.qkv_cols() && heads.dim.is_multiple_of(VECTOR) && heads.dim <= 256, || {
-        format!("{} columns for {heads:?}", x.cols)
-    })?;
-    expect(op, rope.dims.is_multiple_of(whole), || format!("{} rotating dimensions; CUDA needs a multiple of {whole}", rope.dims))
+    expect(
+        op,
+        x.cols == heads.qkv_cols() && heads.dim.is_multiple_of(VECTOR) && heads.dim <= 256,
+        || format!("{} columns for {heads:?}", x.cols),
+    )?;
+    expect(op, rope.dims.is_multiple_of(whole), || {
+        format!(
+            "{} rotating dimensions; CUDA needs a multiple of {whole}",
+            rope.dims
+        )
+    })
 }
 
 /// Tokens of a block, as in `qk_norm_rope/kernel.cu`.
@@ -114,13 +180,23 @@ impl Ops for Cuda {
     type KvCache = KvCache;
 
     fn tensor(&self, rows: usize, cols: usize, data: &[f32]) -> Result<Tensor> {
-        expect("tensor", data.len() == rows * cols, || format!("{} values for [{rows}, {cols}]", data.len()))?;
+        expect("tensor", data.len() == rows * cols, || {
+            format!("{} values for [{rows}, {cols}]", data.len())
+        })?;
         let rounded: Vec<bf16> = data.iter().map(|&v| bf16::from_f32(v)).collect();
-        Ok(Tensor { block: Arc::new(self.device.upload(&rounded, "a tensor")?), rows, cols })
+        Ok(Tensor {
+            block: Arc::new(self.device.upload(&rounded, "a tensor")?),
+            rows,
+            cols,
+        })
     }
 
     fn tensor_f64(&self, rows: usize, cols: usize, data: &[f64]) -> Result<Tensor> {
-        self.tensor(rows, cols, &data.iter().map(|&v| v as f32).collect::<Vec<_>>())
+        self.tensor(
+            rows,
+            cols,
+            &data.iter().map(|&v| v as f32).collect::<Vec<_>>(),
+        )
     }
 
     fn shape(&self, x: &Tensor) -> (usize, usize) {
@@ -129,7 +205,10 @@ impl Ops for Cuda {
 
     fn read(&self, x: &Tensor) -> Result<Vec<f32>> {
         let words: Vec<u16> = self.device.download(&x.block, x.rows * x.cols)?;
-        Ok(words.into_iter().map(|w| bf16::from_bits(w).to_f32()).collect())
+        Ok(words
+            .into_iter()
+            .map(|w| bf16::from_bits(w).to_f32())
+            .collect())
     }
 
     fn read_f64(&self, x: &Tensor) -> Result<Vec<f64>> {
@@ -143,12 +222,22 @@ impl Ops for Cuda {
     }
 
     fn float(&self, rows: usize, cols: usize, data: &[f32]) -> Result<Float> {
-        expect("float", data.len() == rows * cols, || format!("{} values for [{rows}, {cols}]", data.len()))?;
-        Ok(Float { block: self.device.upload(data, "an accumulator")?, rows, cols })
+        expect("float", data.len() == rows * cols, || {
+            format!("{} values for [{rows}, {cols}]", data.len())
+        })?;
+        Ok(Float {
+            block: self.device.upload(data, "an accumulator")?,
+            rows,
+            cols,
+        })
     }
 
     fn float_f64(&self, rows: usize, cols: usize, data: &[f64]) -> Result<Float> {
-        self.float(rows, cols, &data.iter().map(|&v| v as f32).collect::<Vec<_>>())
+        self.float(
+            rows,
+            cols,
+            &data.iter().map(|&v| v as f32).collect::<Vec<_>>(),
+        )
     }
 
     fn float_shape(&self, x: &Float) -> (usize, usize) {
@@ -167,7 +256,8 @@ impl Ops for Cuda {
         let y = self.new_float(x.rows, x.cols, "an accumulator")?;
         let n = x.rows * x.cols;
         let args = [Ptr(x.block.ptr), Ptr(y.block.ptr), Long(n as i64)];
-        self.device.launch(&sources::rows(), "widened", self.grid(n), THREADS, 0, &args)?;
+        self.device
+            .launch(&sources::rows(), "widened", self.grid(n), THREADS, 0, &args)?;
         Ok(y)
     }
 
@@ -176,15 +266,24 @@ impl Ops for Cuda {
     }
 
     fn ids(&self, ids: &[u32]) -> Result<Ids> {
-        Ok(Ids { block: self.device.upload(ids, "ids")?, host: ids.to_vec() })
+        Ok(Ids {
+            block: self.device.upload(ids, "ids")?,
+            host: ids.to_vec(),
+        })
     }
 
     fn gather_rows(&self, x: &Tensor, rows: &Ids) -> Result<Tensor> {
         whole_vectors("gather_rows", x.cols)?;
         let y = self.new_tensor(rows.host.len(), x.cols, "gathered rows")?;
         let (grid, threads) = Self::by_row(rows.host.len(), x.cols);
-        let args = [Ptr(x.block.ptr), Ptr(rows.block.ptr), Ptr(y.block.ptr), Int(x.cols as i32)];
-        self.device.launch(&sources::rows(), "gather_rows", grid, threads, 0, &args)?;
+        let args = [
+            Ptr(x.block.ptr),
+            Ptr(rows.block.ptr),
+            Ptr(y.block.ptr),
+            Int(x.cols as i32),
+        ];
+        self.device
+            .launch(&sources::rows(), "gather_rows", grid, threads, 0, &args)?;
         Ok(y)
     }
 
@@ -193,8 +292,14 @@ impl Ops for Cuda {
         let y = self.new_tensor(num_rows, x.cols, "scattered rows")?;
         self.device.zero(&y.block, num_rows * x.cols * 2)?;
         let (grid, threads) = Self::by_row(rows.host.len(), x.cols);
-        let args = [Ptr(x.block.ptr), Ptr(rows.block.ptr), Ptr(y.block.ptr), Int(x.cols as i32)];
-        self.device.launch(&sources::rows(), "scatter_rows", grid, threads, 0, &args)?;
+        let args = [
+            Ptr(x.block.ptr),
+            Ptr(rows.block.ptr),
+            Ptr(y.block.ptr),
+            Int(x.cols as i32),
+        ];
+        self.device
+            .launch(&sources::rows(), "scatter_rows", grid, threads, 0, &args)?;
         Ok(y)
     }
 
@@ -205,18 +310,32 @@ impl Ops for Cuda {
         whole_vectors("add", x.cols)?;
         let z = self.new_tensor(x.rows, x.cols, "a sum")?;
         let n = x.rows * x.cols / VECTOR;
-        let args = [Ptr(x.block.ptr), Ptr(y.block.ptr), Ptr(z.block.ptr), Long(n as i64)];
-        self.device.launch(&sources::rows(), "add", self.grid(n), THREADS, 0, &args)?;
+        let args = [
+            Ptr(x.block.ptr),
+            Ptr(y.block.ptr),
+            Ptr(z.block.ptr),
+            Long(n as i64),
+        ];
+        self.device
+            .launch(&sources::rows(), "add", self.grid(n), THREADS, 0, &args)?;
         Ok(z)
     }
 
     fn add_bias(&self, x: &Tensor, b: &Tensor) -> Result<Tensor> {
-        expect("add_bias", x.cols == b.cols, || format!("{} columns and {} biases", x.cols, b.cols))?;
+        expect("add_bias", x.cols == b.cols, || {
+            format!("{} columns and {} biases", x.cols, b.cols)
+        })?;
         whole_vectors("add_bias", x.cols)?;
         let z = self.new_tensor(x.rows, x.cols, "a biased sum")?;
         let (grid, threads) = Self::by_row(x.rows, x.cols);
-        let args = [Ptr(x.block.ptr), Ptr(b.block.ptr), Ptr(z.block.ptr), Int(x.cols as i32)];
-        self.device.launch(&sources::rows(), "add_bias", grid, threads, 0, &args)?;
+        let args = [
+            Ptr(x.block.ptr),
+            Ptr(b.block.ptr),
+            Ptr(z.block.ptr),
+            Int(x.cols as i32),
+        ];
+        self.device
+            .launch(&sources::rows(), "add_bias", grid, threads, 0, &args)?;
         Ok(z)
     }
 
@@ -224,8 +343,14 @@ impl Ops for Cuda {
         let parts = dy.rows.div_ceil(256).clamp(1, 64);
         let part = self.new_float(parts, dy.cols, "bias partial sums")?;
         let grid = (dy.cols.div_ceil(32) as u32, parts as u32, 1);
-        let args = [Ptr(dy.block.ptr), Ptr(part.block.ptr), Int(dy.rows as i32), Int(dy.cols as i32)];
-        self.device.launch(&sources::rows(), "column_sum_part", grid, 256, 0, &args)?;
+        let args = [
+            Ptr(dy.block.ptr),
+            Ptr(part.block.ptr),
+            Int(dy.rows as i32),
+            Int(dy.cols as i32),
+        ];
+        self.device
+            .launch(&sources::rows(), "column_sum_part", grid, 256, 0, &args)?;
         self.add_parts(part.block.ptr, db.block.ptr, parts, dy.cols, dy.cols)
     }
 
@@ -269,18 +394,33 @@ impl Ops for Cuda {
             float_out: true,
             accumulate: true,
         };
-        self.product("accumulate_tn", (x, x.rows), (dy, dy.rows), shape, dw.block.ptr)
+        self.product(
+            "accumulate_tn",
+            (x, x.rows),
+            (dy, dy.rows),
+            shape,
+            dw.block.ptr,
+        )
     }
 
     fn embed(&self, table: &Tensor, ids: &Ids) -> Result<Tensor> {
         whole_vectors("embed", table.cols)?;
         if let Some(id) = ids.host.iter().find(|&&id| id as usize >= table.rows) {
-            return Err(shape_error("embed", format!("token id {id}, but the table has {} rows", table.rows)));
+            return Err(shape_error(
+                "embed",
+                format!("token id {id}, but the table has {} rows", table.rows),
+            ));
         }
         let y = self.new_tensor(ids.host.len(), table.cols, "embeddings")?;
         let (grid, threads) = Self::by_row(y.rows, y.cols);
-        let args = [Ptr(table.block.ptr), Ptr(ids.block.ptr), Ptr(y.block.ptr), Int(table.cols as i32)];
-        self.device.launch(&sources::embedding(), "embed", grid, threads, 0, &args)?;
+        let args = [
+            Ptr(table.block.ptr),
+            Ptr(ids.block.ptr),
+            Ptr(y.block.ptr),
+            Int(table.cols as i32),
+        ];
+        self.device
+            .launch(&sources::embedding(), "embed", grid, threads, 0, &args)?;
         Ok(y)
     }
 
@@ -308,7 +448,8 @@ impl Ops for Cuda {
             Int(dx.cols as i32),
         ];
         let grid = (distinct.len() as u32, 1, 1);
-        self.device.launch(&sources::embedding(), "embed_backward", grid, 128, 0, &args)
+        self.device
+            .launch(&sources::embedding(), "embed_backward", grid, 128, 0, &args)
     }
 
     fn rmsnorm(&self, x: &Tensor, w: &Tensor, eps: f64) -> Result<(Tensor, Float)> {
@@ -327,7 +468,13 @@ impl Ops for Cuda {
         Ok((y, r))
     }
 
-    fn add_rmsnorm(&self, x: &Tensor, delta: &Tensor, w: &Tensor, eps: f64) -> Result<(Tensor, Tensor, Float)> {
+    fn add_rmsnorm(
+        &self,
+        x: &Tensor,
+        delta: &Tensor,
+        w: &Tensor,
+        eps: f64,
+    ) -> Result<(Tensor, Tensor, Float)> {
         let s = self.new_tensor(x.rows, x.cols, "a residual")?;
         let y = self.new_tensor(x.rows, x.cols, "a norm")?;
         let r = self.new_float(x.rows, 1, "norm statistics")?;
@@ -384,8 +531,13 @@ impl Ops for Cuda {
     ) -> Result<(Tensor, Option<Float>)> {
         rotation_fits("qk_norm_rope", qkv, heads, rope)?;
         let y = self.new_tensor(qkv.rows, qkv.cols, "rotated rows")?;
-        let r = norms.as_ref().map(|_| self.new_float(qkv.rows, heads.query + heads.kv, "norm statistics")).transpose()?;
-        let (wq, wk, eps) = norms.as_ref().map_or((0, 0, 0.0), |n| (n.query.block.ptr, n.key.block.ptr, n.eps));
+        let r = norms
+            .as_ref()
+            .map(|_| self.new_float(qkv.rows, heads.query + heads.kv, "norm statistics"))
+            .transpose()?;
+        let (wq, wk, eps) = norms
+            .as_ref()
+            .map_or((0, 0, 0.0), |n| (n.query.block.ptr, n.key.block.ptr, n.eps));
         let args = [
             Ptr(qkv.block.ptr),
             Ptr(y.block.ptr),
@@ -402,7 +554,14 @@ impl Ops for Cuda {
         ];
         let source = sources::qk_norm_rope(heads, rope.dims, rope.style);
         let blocks = qkv.rows.div_ceil(tokens_of_rotation(heads));
-        self.device.launch(&source, "qk_norm_rope", (blocks as u32, 1, 1), THREADS, 0, &args)?;
+        self.device.launch(
+            &source,
+            "qk_norm_rope",
+            (blocks as u32, 1, 1),
+            THREADS,
+            0,
+            &args,
+        )?;
         Ok((y, r))
     }
 
@@ -417,11 +576,14 @@ impl Ops for Cuda {
     ) -> Result<Tensor> {
         rotation_fits("qk_norm_rope_backward", dqkv, heads, rope)?;
         let dx = self.new_tensor(dqkv.rows, dqkv.cols, "the gradient of rotated rows")?;
-        let blocks = dqkv.rows.div_ceil(tokens_of_rotation(heads)).min(self.device.num_sms as usize * 4);
+        let blocks = dqkv
+            .rows
+            .div_ceil(tokens_of_rotation(heads))
+            .min(self.device.num_sms as usize * 4);
         let part = self.new_float(blocks, 2 * heads.dim, "norm partial sums")?;
-        let (wq, wk, x, r) = norms
-            .as_ref()
-            .map_or((0, 0, 0, 0), |(n, x, r)| (n.query.block.ptr, n.key.block.ptr, x.block.ptr, r.block.ptr));
+        let (wq, wk, x, r) = norms.as_ref().map_or((0, 0, 0, 0), |(n, x, r)| {
+            (n.query.block.ptr, n.key.block.ptr, x.block.ptr, r.block.ptr)
+        });
         let args = [
             Ptr(dqkv.block.ptr),
             Ptr(x),
@@ -438,16 +600,35 @@ impl Ops for Cuda {
             Int(heads.kv as i32),
         ];
         let source = sources::qk_norm_rope(heads, rope.dims, rope.style);
-        self.device.launch(&source, "qk_norm_rope_backward", (blocks as u32, 1, 1), THREADS, 0, &args)?;
+        self.device.launch(
+            &source,
+            "qk_norm_rope_backward",
+            (blocks as u32, 1, 1),
+            THREADS,
+            0,
+            &args,
+        )?;
         if let (Some(_), Some((dq, dk))) = (&norms, dnorms) {
             let keys = part.block.ptr + 4 * heads.dim as u64;
-            self.add_parts(part.block.ptr, dq.block.ptr, blocks, heads.dim, 2 * heads.dim)?;
+            self.add_parts(
+                part.block.ptr,
+                dq.block.ptr,
+                blocks,
+                heads.dim,
+                2 * heads.dim,
+            )?;
             self.add_parts(keys, dk.block.ptr, blocks, heads.dim, 2 * heads.dim)?;
         }
         Ok(dx)
     }
 
-    fn attention(&self, qkv: &Tensor, heads: Heads, sequences: &Sequences, scale: f64) -> Result<(Tensor, Float)> {
+    fn attention(
+        &self,
+        qkv: &Tensor,
+        heads: Heads,
+        sequences: &Sequences,
+        scale: f64,
+    ) -> Result<(Tensor, Float)> {
         self.attention_forward(qkv, heads, sequences, scale)
     }
 
@@ -471,8 +652,16 @@ impl Ops for Cuda {
 
     fn kv_cache(&self, num_layers: usize, num_blocks: usize, heads: Heads) -> Result<KvCache> {
         let layer_elements = num_blocks * BLOCK_TOKENS * heads.kv * heads.dim;
-        let take = || self.device.pool.take(num_layers * layer_elements * 2, "the key/value cache");
-        Ok(KvCache { keys: take()?, values: take()?, layer_elements })
+        let take = || {
+            self.device
+                .pool
+                .take(num_layers * layer_elements * 2, "the key/value cache")
+        };
+        Ok(KvCache {
+            keys: take()?,
+            values: take()?,
+            layer_elements,
+        })
     }
 
     fn kv_write(
@@ -483,21 +672,25 @@ impl Ops for Cuda {
         heads: Heads,
         slots: &[usize],
     ) -> Result<()> {
-        expect("kv_write", slots.len() == qkv.rows, || format!("{} slots for {} rows", slots.len(), qkv.rows))?;
-        let slots: Vec<i64> = slots.iter().map(|&s| s as i64).collect();
-        let slots = self.device.upload(&slots, "cache slots")?;
+        expect("kv_write", slots.len() == qkv.rows, || {
+            format!("{} slots for {} rows", slots.len(), qkv.rows)
+        })?;
+        let slots: Vec<u32> = slots.iter().map(|&s| s as u32).collect();
+        let slots = self.tables.slots.upload(&self.device, slots)?;
         let offset = (layer * cache.layer_elements * 2) as u64;
         let args = [
             Ptr(qkv.block.ptr),
             Ptr(slots.ptr),
             Ptr(cache.keys.ptr + offset),
             Ptr(cache.values.ptr + offset),
-            Int(qkv.rows as i32),
             Int(heads.query as i32),
             Int(heads.kv as i32),
         ];
-        let n = qkv.rows * heads.kv * heads.dim;
-        self.device.launch(&sources::paged_attention(heads), "kv_write", self.grid(n), THREADS, 0, &args)
+        whole_vectors("kv_write", heads.dim)?;
+        let (grid, threads) = Self::by_row(qkv.rows, heads.kv * heads.dim);
+        let source = sources::paged_attention(heads);
+        self.device
+            .launch(&source, "kv_write", grid, threads, 0, &args)
     }
 
     fn attention_paged(
@@ -509,8 +702,10 @@ impl Ops for Cuda {
         sequences: &[PagedSequence<'_>],
         scale: f64,
     ) -> Result<Tensor> {
+        whole_vectors("attention_paged", heads.dim)?;
         let out = self.new_tensor(qkv.rows, heads.out_cols(), "attention")?;
-        let (mut table, mut seen, mut blocks) = (vec![0u32; qkv.rows], vec![0u32; qkv.rows], Vec::new());
+        let (mut table, mut seen, mut blocks) =
+            (vec![0u32; qkv.rows], vec![0u32; qkv.rows], Vec::new());
         for sequence in sequences {
             let start = blocks.len() as u32;
             blocks.extend_from_slice(sequence.blocks);
@@ -519,9 +714,9 @@ impl Ops for Cuda {
                 seen[row] = (sequence.context - (sequence.rows.end - 1 - row)) as u32;
             }
         }
-        let table = self.device.upload(&table, "cache tables")?;
-        let seen = self.device.upload(&seen, "cache tables")?;
-        let blocks = self.device.upload(&blocks, "cache tables")?;
+        let table = self.tables.table.upload(&self.device, table)?;
+        let seen = self.tables.seen.upload(&self.device, seen)?;
+        let blocks = self.tables.blocks.upload(&self.device, blocks)?;
         let offset = (layer * cache.layer_elements * 2) as u64;
         let (grid, threads) = warps(qkv.rows * heads.query);
         let args = [
@@ -537,7 +732,9 @@ impl Ops for Cuda {
             Int(heads.kv as i32),
             F(scale as f32),
         ];
-        self.device.launch(&sources::paged_attention(heads), "attention_paged", grid, threads, 0, &args)?;
+        let source = sources::paged_attention(heads);
+        self.device
+            .launch(&source, "attention_paged", grid, threads, 0, &args)?;
         Ok(out)
     }
 
@@ -547,15 +744,28 @@ impl Ops for Cuda {
         let y = self.new_tensor(gate_up.rows, cols, "swiglu")?;
         let (grid, threads) = Self::by_row(y.rows, cols);
         let args = [Ptr(gate_up.block.ptr), Ptr(y.block.ptr), Int(cols as i32)];
-        self.device.launch(&sources::swiglu(), "swiglu", grid, threads, 0, &args)?;
+        self.device
+            .launch(&sources::swiglu(), "swiglu", grid, threads, 0, &args)?;
         Ok(y)
     }
 
     fn swiglu_backward(&self, da: &Tensor, gate_up: &Tensor) -> Result<Tensor> {
         let dx = self.new_tensor(gate_up.rows, gate_up.cols, "swiglu's gradient")?;
         let (grid, threads) = Self::by_row(da.rows, da.cols);
-        let args = [Ptr(da.block.ptr), Ptr(gate_up.block.ptr), Ptr(dx.block.ptr), Int(da.cols as i32)];
-        self.device.launch(&sources::swiglu(), "swiglu_backward", grid, threads, 0, &args)?;
+        let args = [
+            Ptr(da.block.ptr),
+            Ptr(gate_up.block.ptr),
+            Ptr(dx.block.ptr),
+            Int(da.cols as i32),
+        ];
+        self.device.launch(
+            &sources::swiglu(),
+            "swiglu_backward",
+            grid,
+            threads,
+            0,
+            &args,
+        )?;
         Ok(dx)
     }
 
@@ -578,9 +788,18 @@ impl Ops for Cuda {
         Ok(z)
     }
 
-    fn token_stats(&self, logits: &Float, targets: &Ids, inv_temperature: f64, vocab: usize) -> Result<TokenStats> {
+    fn token_stats(
+        &self,
+        logits: &Float,
+        targets: &Ids,
+        inv_temperature: f64,
+        vocab: usize,
+    ) -> Result<TokenStats> {
         if let Some(id) = targets.host.iter().find(|&&id| id as usize >= vocab) {
-            return Err(shape_error("token_stats", format!("target {id}, but the vocabulary has {vocab} tokens")));
+            return Err(shape_error(
+                "token_stats",
+                format!("target {id}, but the vocabulary has {vocab} tokens"),
+            ));
         }
         let out = self.new_float(logits.rows, 4, "token statistics")?;
         let args = [
@@ -591,10 +810,26 @@ impl Ops for Cuda {
             Int(vocab as i32),
             F(inv_temperature as f32),
         ];
-        self.device.launch(&sources::head(), "token_stats", (logits.rows as u32, 1, 1), 512, 0, &args)?;
+        self.device.launch(
+            &sources::head(),
+            "token_stats",
+            (logits.rows as u32, 1, 1),
+            512,
+            0,
+            &args,
+        )?;
         let values = self.read_float(&out)?;
-        let column = |c: usize| values.chunks_exact(4).map(|row| f64::from(row[c])).collect();
-        Ok(TokenStats { logprob: column(0), entropy: column(1), lse: column(2) })
+        let column = |c: usize| {
+            values
+                .chunks_exact(4)
+                .map(|row| f64::from(row[c]))
+                .collect()
+        };
+        Ok(TokenStats {
+            logprob: column(0),
+            entropy: column(1),
+            lse: column(2),
+        })
     }
 
     fn logits_backward(
@@ -609,7 +844,14 @@ impl Ops for Cuda {
     ) -> Result<Tensor> {
         let dz = self.new_tensor(logits.rows, logits.cols, "the logits' gradient")?;
         let packed: Vec<f32> = (0..logits.rows)
-            .flat_map(|row| [stats.logprob[row] as f32, stats.entropy[row] as f32, stats.lse[row] as f32, 0.0])
+            .flat_map(|row| {
+                [
+                    stats.logprob[row] as f32,
+                    stats.entropy[row] as f32,
+                    stats.lse[row] as f32,
+                    0.0,
+                ]
+            })
             .collect();
         let narrow = |values: &[f64]| values.iter().map(|&v| v as f32).collect::<Vec<_>>();
         let stats = self.device.upload(&packed, "token statistics")?;
@@ -626,7 +868,14 @@ impl Ops for Cuda {
             Int(vocab as i32),
             F(inv_temperature as f32),
         ];
-        self.device.launch(&sources::head(), "logits_backward", (logits.rows as u32, 1, 1), 512, 0, &args)?;
+        self.device.launch(
+            &sources::head(),
+            "logits_backward",
+            (logits.rows as u32, 1, 1),
+            512,
+            0,
+            &args,
+        )?;
         Ok(dz)
     }
 
@@ -635,14 +884,25 @@ impl Ops for Cuda {
     }
 
     fn sum_squares_of_all(&self, all: &[Float]) -> Result<f64> {
-        let blocks_of = |x: &Float| (x.rows * x.cols).div_ceil(4 * THREADS as usize).min(self.device.num_sms as usize * 4);
+        let blocks_of = |x: &Float| {
+            (x.rows * x.cols)
+                .div_ceil(4 * THREADS as usize)
+                .min(self.device.num_sms as usize * 4)
+        };
         let total: usize = all.iter().map(blocks_of).sum();
         let part = self.device.pool.take(total * 8, "norm partial sums")?;
         let mut place = part.ptr;
         for x in all {
             let blocks = blocks_of(x);
             let args = [Ptr(x.block.ptr), Ptr(place), Long((x.rows * x.cols) as i64)];
-            self.device.launch(&sources::rows(), "sum_squares_part", (blocks as u32, 1, 1), THREADS, 0, &args)?;
+            self.device.launch(
+                &sources::rows(),
+                "sum_squares_part",
+                (blocks as u32, 1, 1),
+                THREADS,
+                0,
+                &args,
+            )?;
             place += blocks as u64 * 8;
         }
         Ok(self.device.download::<f64>(&part, total)?.iter().sum())
@@ -657,7 +917,8 @@ impl Ops for Cuda {
         master: Option<&mut Float>,
         weight: &mut Tensor,
     ) -> Result<()> {
-        let master = master.ok_or_else(|| shape_error("adamw", "bf16 weights need an fp32 master".into()))?;
+        let master = master
+            .ok_or_else(|| shape_error("adamw", "bf16 weights need an fp32 master".into()))?;
         let n = weight.rows * weight.cols;
         let correction = |beta: f64| (1.0 / (1.0 - beta.powf(step.step as f64))) as f32;
         let args = [
@@ -676,6 +937,7 @@ impl Ops for Cuda {
             F(correction(step.beta2)),
             F(step.grad_scale as f32),
         ];
-        self.device.launch(&sources::adamw(), "adamw", self.grid(n), THREADS, 0, &args)
+        self.device
+            .launch(&sources::adamw(), "adamw", self.grid(n), THREADS, 0, &args)
     }
 }

@@ -39,7 +39,11 @@ struct State {
 
 impl Pool {
     pub(super) fn new(context: Arc<CudaContext>, poison: Option<Arc<CudaStream>>) -> Arc<Self> {
-        Arc::new(Self { context, poison, state: Mutex::default() })
+        Arc::new(Self {
+            context,
+            poison,
+            state: Mutex::default(),
+        })
     }
 
     /// Bytes in use at the worst moment so far.
@@ -51,20 +55,30 @@ impl Pool {
         let bytes = rounded(bytes);
         let mut state = self.state.lock().unwrap_or_else(|e| e.into_inner());
         // A block up to an eighth larger will do; beyond that the waste is worth an allocation.
-        let fit = state.free.range(bytes..=bytes + bytes / 8).find(|(_, list)| !list.is_empty()).map(|(&size, _)| size);
-        let (ptr, bytes) = match fit.and_then(|size| Some((state.free.get_mut(&size)?.pop()?, size))) {
-            Some(reused) => reused,
-            None => (self.allocate(&mut state, bytes, what)?, bytes),
-        };
+        let fit = state
+            .free
+            .range(bytes..=bytes + bytes / 8)
+            .find(|(_, list)| !list.is_empty())
+            .map(|(&size, _)| size);
+        let (ptr, bytes) =
+            match fit.and_then(|size| Some((state.free.get_mut(&size)?.pop()?, size))) {
+                Some(reused) => reused,
+                None => (self.allocate(&mut state, bytes, what)?, bytes),
+            };
         state.in_use += bytes;
         state.peak = state.peak.max(state.in_use);
         drop(state);
         if let Some(stream) = &self.poison {
             self.context.bind_to_thread().map_err(super::driver)?;
             // SAFETY: nobody else holds these bytes, and later work on the one stream comes after.
-            unsafe { result::memset_d8_async(ptr, 0xff, bytes, stream.cu_stream()) }.map_err(super::driver)?;
+            unsafe { result::memset_d8_async(ptr, 0xff, bytes, stream.cu_stream()) }
+                .map_err(super::driver)?;
         }
-        Ok(Block { ptr, bytes, pool: Arc::clone(self) })
+        Ok(Block {
+            ptr,
+            bytes,
+            pool: Arc::clone(self),
+        })
     }
 
     fn allocate(&self, state: &mut State, bytes: usize, what: &str) -> Result<u64> {

@@ -34,7 +34,11 @@ pub(super) fn adamw() -> Source {
 
 /// `lanes` threads hold a row, `per` vectors of 8 each.
 pub(super) fn rmsnorm(lanes: usize, per: usize) -> Source {
-    source!("rmsnorm/kernel", format!("LANES={lanes}"), format!("PER={per}"))
+    source!(
+        "rmsnorm/kernel",
+        format!("LANES={lanes}"),
+        format!("PER={per}")
+    )
 }
 
 /// Threads that share a head, 8 elements each.
@@ -71,7 +75,12 @@ pub(super) fn hopper_attention(heads: Heads) -> Source {
 }
 
 pub(super) fn paged_attention(heads: Heads) -> Source {
-    source!("paged_attention/kernel", format!("DIM={}", heads.dim), format!("BLOCK={BLOCK_TOKENS}"))
+    source!(
+        "paged_attention/kernel",
+        format!("DIM={}", heads.dim),
+        format!("BLOCK={BLOCK_TOKENS}"),
+        format!("LANES={}", lanes_of_head(heads))
+    )
 }
 
 /// Every file for an architecture, in the specialisations of head widths 64 and 128: what the compile gate compiles.
@@ -79,8 +88,16 @@ pub fn all(arch: &str) -> Vec<Source> {
     let mut sources = vec![rows(), embedding(), swiglu(), head(), adamw()];
     sources.extend([(32, 2), (64, 2), (256, 2), (512, 4)].map(|(lanes, per)| rmsnorm(lanes, per)));
     for dim in [64, 128] {
-        let heads = Heads { query: 8, kv: 2, dim };
-        sources.extend([attention(heads), tensor_core_attention(heads), paged_attention(heads)]);
+        let heads = Heads {
+            query: 8,
+            kv: 2,
+            dim,
+        };
+        sources.extend([
+            attention(heads),
+            tensor_core_attention(heads),
+            paged_attention(heads),
+        ]);
         if arch == "sm_90a" {
             sources.push(hopper_attention(heads));
         }

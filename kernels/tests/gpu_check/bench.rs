@@ -41,15 +41,33 @@ struct Table<'a> {
 }
 
 impl Table<'_> {
-    fn bytes(&self, op: &str, shape: String, bytes: f64, call: impl FnMut() -> Result<()>) -> Result<()> {
+    fn bytes(
+        &self,
+        op: &str,
+        shape: String,
+        bytes: f64,
+        call: impl FnMut() -> Result<()>,
+    ) -> Result<()> {
         let ms = time(self.cuda, call)?;
         let rate = bytes / ms / 1e6;
-        println!("{op:<24} {shape:<34} {ms:>8.3} ms {rate:>7.0} GB/s   {:>4.0} % of copy", 100.0 * rate / self.copy);
+        println!(
+            "{op:<24} {shape:<34} {ms:>8.3} ms {rate:>7.0} GB/s   {:>4.0} % of copy",
+            100.0 * rate / self.copy
+        );
         Ok(())
     }
-    fn flops(&self, op: &str, shape: String, flops: f64, call: impl FnMut() -> Result<()>) -> Result<()> {
+    fn flops(
+        &self,
+        op: &str,
+        shape: String,
+        flops: f64,
+        call: impl FnMut() -> Result<()>,
+    ) -> Result<()> {
         let ms = time(self.cuda, call)?;
-        println!("{op:<24} {shape:<34} {ms:>8.3} ms {:>7.0} TFLOP/s", flops / ms / 1e9);
+        println!(
+            "{op:<24} {shape:<34} {ms:>8.3} ms {:>7.0} TFLOP/s",
+            flops / ms / 1e9
+        );
         Ok(())
     }
 }
@@ -57,28 +75,72 @@ impl Table<'_> {
 fn table(cuda: &Cuda) -> Result<()> {
     let big = random(cuda, 131_072, 1024)?;
     let ms = time(cuda, || cuda.copy(&big).map(drop))?;
-    let table = Table { cuda, copy: 2.0 * 131_072.0 * 1024.0 * 2.0 / ms / 1e6 };
-    println!("device copy of 256 MiB: {:.0} GB/s, read and written", table.copy);
+    let table = Table {
+        cuda,
+        copy: 2.0 * 131_072.0 * 1024.0 * 2.0 / ms / 1e6,
+    };
+    println!(
+        "device copy of 256 MiB: {:.0} GB/s, read and written",
+        table.copy
+    );
     drop(big);
-    for (hidden, tokens) in [(1024, 131_072), (2048, 65_536), (2560, 65_536), (4096, 32_768)] {
+    for (hidden, tokens) in [
+        (1024, 131_072),
+        (2048, 65_536),
+        (2560, 65_536),
+        (4096, 32_768),
+    ] {
         norms(&table, hidden, tokens)?;
     }
     for (f, tokens) in [(3072, 32_768), (9728, 16_384)] {
         swiglu(&table, f, tokens)?;
     }
-    rotation(&table, Heads { query: 16, kv: 8, dim: 128 }, 32_768)?;
+    rotation(
+        &table,
+        Heads {
+            query: 16,
+            kv: 8,
+            dim: 128,
+        },
+        32_768,
+    )?;
     optimizer(&table, 100_000_000)?;
     head(&table)?;
     for (heads, lengths) in [
-        (Heads { query: 16, kv: 8, dim: 128 }, vec![4096; 4]),
-        (Heads { query: 32, kv: 8, dim: 128 }, vec![4096; 4]),
-        (Heads { query: 14, kv: 2, dim: 64 }, vec![4096; 8]),
+        (
+            Heads {
+                query: 16,
+                kv: 8,
+                dim: 128,
+            },
+            vec![4096; 4],
+        ),
+        (
+            Heads {
+                query: 32,
+                kv: 8,
+                dim: 128,
+            },
+            vec![4096; 4],
+        ),
+        (
+            Heads {
+                query: 14,
+                kv: 2,
+                dim: 64,
+            },
+            vec![4096; 8],
+        ),
     ] {
         attention(&table, heads, lengths)?;
     }
-    for (rows, inputs, outputs) in
-        [(16_384, 1024, 4096), (16_384, 1024, 6144), (16_384, 3072, 1024), (16_384, 2048, 12_288), (16_384, 6144, 2048)]
-    {
+    for (rows, inputs, outputs) in [
+        (16_384, 1024, 4096),
+        (16_384, 1024, 6144),
+        (16_384, 3072, 1024),
+        (16_384, 2048, 12_288),
+        (16_384, 6144, 2048),
+    ] {
         products(&table, rows, inputs, outputs)?;
     }
     Ok(())
@@ -86,14 +148,25 @@ fn table(cuda: &Cuda) -> Result<()> {
 
 fn norms(t: &Table<'_>, hidden: usize, tokens: usize) -> Result<()> {
     let cuda = t.cuda;
-    let (x, d, w) = (random(cuda, tokens, hidden)?, random(cuda, tokens, hidden)?, random(cuda, 1, hidden)?);
+    let (x, d, w) = (
+        random(cuda, tokens, hidden)?,
+        random(cuda, tokens, hidden)?,
+        random(cuda, 1, hidden)?,
+    );
     let row = (tokens * hidden * 2) as f64;
     let shape = || format!("[{tokens}, {hidden}]");
-    t.bytes("rmsnorm", shape(), 2.0 * row, || cuda.rmsnorm(&x, &w, 1e-6).map(drop))?;
-    t.bytes("add_rmsnorm", shape(), 4.0 * row, || cuda.add_rmsnorm(&x, &d, &w, 1e-6).map(drop))?;
+    t.bytes("rmsnorm", shape(), 2.0 * row, || {
+        cuda.rmsnorm(&x, &w, 1e-6).map(drop)
+    })?;
+    t.bytes("add_rmsnorm", shape(), 4.0 * row, || {
+        cuda.add_rmsnorm(&x, &d, &w, 1e-6).map(drop)
+    })?;
     let (y, r) = cuda.rmsnorm(&x, &w, 1e-6)?;
     let mut dw = cuda.float_zeros(1, hidden)?;
-    t.bytes("rmsnorm_backward", shape(), 4.0 * row, || cuda.rmsnorm_backward(&y, &x, &r, &w, Some(&d), &mut dw).map(drop))
+    t.bytes("rmsnorm_backward", shape(), 4.0 * row, || {
+        cuda.rmsnorm_backward(&y, &x, &r, &w, Some(&d), &mut dw)
+            .map(drop)
+    })
 }
 
 fn swiglu(t: &Table<'_>, f: usize, tokens: usize) -> Result<()> {
@@ -102,40 +175,91 @@ fn swiglu(t: &Table<'_>, f: usize, tokens: usize) -> Result<()> {
     let row = (tokens * f * 2) as f64;
     let shape = || format!("[{tokens}, 2 x {f}]");
     t.bytes("swiglu", shape(), 3.0 * row, || cuda.swiglu(&x).map(drop))?;
-    t.bytes("swiglu_backward", shape(), 5.0 * row, || cuda.swiglu_backward(&da, &x).map(drop))
+    t.bytes("swiglu_backward", shape(), 5.0 * row, || {
+        cuda.swiglu_backward(&da, &x).map(drop)
+    })
 }
 
 fn rotation(t: &Table<'_>, heads: Heads, tokens: usize) -> Result<()> {
     let cuda = t.cuda;
     let x = random(cuda, tokens, heads.qkv_cols())?;
     let (query, key) = (random(cuda, 1, heads.dim)?, random(cuda, 1, heads.dim)?);
-    let norms = || Some(Norms { query: &query, key: &key, eps: 1e-6 });
+    let norms = || {
+        Some(Norms {
+            query: &query,
+            key: &key,
+            eps: 1e-6,
+        })
+    };
     let angles = vec![0.5; 4096 * heads.dim / 2];
     let table = || cuda.float(4096, heads.dim / 2, &angles);
-    let rope = RopeTable { cos: table()?, sin: table()?, dims: heads.dim, style: RopeStyle::Half };
+    let rope = RopeTable {
+        cos: table()?,
+        sin: table()?,
+        dims: heads.dim,
+        style: RopeStyle::Half,
+    };
     let positions = cuda.ids(&(0..tokens as u32).map(|p| p % 4096).collect::<Vec<_>>())?;
     let row = (tokens * heads.qkv_cols() * 2) as f64;
     let rotated = (tokens * (heads.query + heads.kv) * heads.dim * 2) as f64;
     let shape = || format!("[{tokens}, {}/{} x {}]", heads.query, heads.kv, heads.dim);
-    t.bytes("qk_norm_rope", shape(), 2.0 * row, || cuda.qk_norm_rope(&x, heads, &positions, &rope, norms()).map(drop))?;
+    t.bytes("qk_norm_rope", shape(), 2.0 * row, || {
+        cuda.qk_norm_rope(&x, heads, &positions, &rope, norms())
+            .map(drop)
+    })?;
     let (y, r) = cuda.qk_norm_rope(&x, heads, &positions, &rope, norms())?;
     let Some(r) = r else { return Ok(()) };
-    let mut sums = (cuda.float_zeros(1, heads.dim)?, cuda.float_zeros(1, heads.dim)?);
-    t.bytes("qk_norm_rope_backward", shape(), 2.0 * row + rotated, || {
-        let saved = norms().map(|n| (n, &x, &r));
-        cuda.qk_norm_rope_backward(&y, heads, &positions, &rope, saved, Some((&mut sums.0, &mut sums.1))).map(drop)
-    })
+    let mut sums = (
+        cuda.float_zeros(1, heads.dim)?,
+        cuda.float_zeros(1, heads.dim)?,
+    );
+    t.bytes(
+        "qk_norm_rope_backward",
+        shape(),
+        2.0 * row + rotated,
+        || {
+            let saved = norms().map(|n| (n, &x, &r));
+            cuda.qk_norm_rope_backward(
+                &y,
+                heads,
+                &positions,
+                &rope,
+                saved,
+                Some((&mut sums.0, &mut sums.1)),
+            )
+            .map(drop)
+        },
+    )
 }
 
 fn optimizer(t: &Table<'_>, count: usize) -> Result<()> {
     let cuda = t.cuda;
     let float = || cuda.float_zeros(1, count);
-    let (grad, mut m, mut v, mut master, mut weight) = (float()?, float()?, float()?, float()?, cuda.tensor(1, count, &vec![0.5; count])?);
-    let rule = AdamW { lr: 1e-3, beta1: 0.9, beta2: 0.98, eps: 1e-8, weight_decay: 0.1, step: 1, grad_scale: 1.0 };
+    let (grad, mut m, mut v, mut master, mut weight) = (
+        float()?,
+        float()?,
+        float()?,
+        float()?,
+        cuda.tensor(1, count, &vec![0.5; count])?,
+    );
+    let rule = AdamW {
+        lr: 1e-3,
+        beta1: 0.9,
+        beta2: 0.98,
+        eps: 1e-8,
+        weight_decay: 0.1,
+        step: 1,
+        grad_scale: 1.0,
+    };
     t.bytes("adamw", format!("[{count}]"), 30.0 * count as f64, || {
         cuda.adamw(&rule, &grad, &mut m, &mut v, Some(&mut master), &mut weight)
     })?;
-    t.bytes("sum_squares", format!("[{count}]"), 4.0 * count as f64, || cuda.sum_squares(&grad).map(drop))
+    t.bytes(
+        "sum_squares",
+        format!("[{count}]"),
+        4.0 * count as f64,
+        || cuda.sum_squares(&grad).map(drop),
+    )
 }
 
 fn head(t: &Table<'_>) -> Result<()> {
@@ -145,46 +269,80 @@ fn head(t: &Table<'_>) -> Result<()> {
     let targets = cuda.ids(&vec![7; rows])?;
     let size = (rows * vocab) as f64;
     let shape = || format!("[{rows}, {hidden}] x [{vocab}]");
-    t.flops("logits", shape(), 2.0 * size * hidden as f64, || cuda.logits(&h, &w).map(drop))?;
+    t.flops("logits", shape(), 2.0 * size * hidden as f64, || {
+        cuda.logits(&h, &w).map(drop)
+    })?;
     let logits = cuda.logits(&h, &w)?;
-    t.bytes("token_stats", shape(), 4.0 * size, || cuda.token_stats(&logits, &targets, 1.0, vocab).map(drop))?;
+    t.bytes("token_stats", shape(), 4.0 * size, || {
+        cuda.token_stats(&logits, &targets, 1.0, vocab).map(drop)
+    })?;
     let stats = cuda.token_stats(&logits, &targets, 1.0, vocab)?;
     let ones = vec![1.0; rows];
     drop(logits);
     // The backward consumes its logits, so it is timed with the product that makes them.
     let both = time(cuda, || {
         let z = cuda.logits(&h, &w)?;
-        cuda.logits_backward(z, &targets, 1.0, vocab, &stats, &ones, &ones).map(drop)
+        cuda.logits_backward(z, &targets, 1.0, vocab, &stats, &ones, &ones)
+            .map(drop)
     })?;
     let alone = time(cuda, || cuda.logits(&h, &w).map(drop))?;
     let (ms, bytes) = (both - alone, 6.0 * size);
-    println!("{:<24} {:<34} {ms:>8.3} ms {:>7.0} GB/s   {:>4.0} % of copy", "logits_backward", shape(), bytes / ms / 1e6, 100.0 * bytes / ms / 1e6 / t.copy);
+    println!(
+        "{:<24} {:<34} {ms:>8.3} ms {:>7.0} GB/s   {:>4.0} % of copy",
+        "logits_backward",
+        shape(),
+        bytes / ms / 1e6,
+        100.0 * bytes / ms / 1e6 / t.copy
+    );
     Ok(())
 }
 
 fn attention(t: &Table<'_>, heads: Heads, lengths: Vec<usize>) -> Result<()> {
     let cuda = t.cuda;
-    let shape = format!("{} x {}, {}/{} x {}", lengths.len(), lengths[0], heads.query, heads.kv, heads.dim);
+    let shape = format!(
+        "{} x {}, {}/{} x {}",
+        lengths.len(),
+        lengths[0],
+        heads.query,
+        heads.kv,
+        heads.dim
+    );
     let pairs: f64 = lengths.iter().map(|&n| (n * n) as f64 / 2.0).sum();
     let flops = 4.0 * (heads.query * heads.dim) as f64 * pairs;
     let sequences = Sequences::from_lengths(lengths);
     let tokens = sequences.num_tokens();
-    let (qkv, dout) = (random(cuda, tokens, heads.qkv_cols())?, random(cuda, tokens, heads.out_cols())?);
+    let (qkv, dout) = (
+        random(cuda, tokens, heads.qkv_cols())?,
+        random(cuda, tokens, heads.out_cols())?,
+    );
     let scale = (heads.dim as f64).powf(-0.5);
-    t.flops("attention", shape.clone(), flops, || cuda.attention(&qkv, heads, &sequences, scale).map(drop))?;
+    t.flops("attention", shape.clone(), flops, || {
+        cuda.attention(&qkv, heads, &sequences, scale).map(drop)
+    })?;
     let (out, lse) = cuda.attention(&qkv, heads, &sequences, scale)?;
     t.flops("attention_backward", shape, 2.5 * flops, || {
-        cuda.attention_backward(&dout, &qkv, &out, &lse, heads, &sequences, scale).map(drop)
+        cuda.attention_backward(&dout, &qkv, &out, &lse, heads, &sequences, scale)
+            .map(drop)
     })
 }
 
 fn products(t: &Table<'_>, rows: usize, inputs: usize, outputs: usize) -> Result<()> {
     let cuda = t.cuda;
-    let (x, w, dy) = (random(cuda, rows, inputs)?, random(cuda, outputs, inputs)?, random(cuda, rows, outputs)?);
+    let (x, w, dy) = (
+        random(cuda, rows, inputs)?,
+        random(cuda, outputs, inputs)?,
+        random(cuda, rows, outputs)?,
+    );
     let flops = 2.0 * (rows * inputs * outputs) as f64;
     let shape = || format!("[{rows}, {inputs}] x [{outputs}]");
-    t.flops("matmul_nt", shape(), flops, || cuda.matmul_nt(&x, &w).map(drop))?;
-    t.flops("matmul_nn", shape(), flops, || cuda.matmul_nn(&dy, &w).map(drop))?;
+    t.flops("matmul_nt", shape(), flops, || {
+        cuda.matmul_nt(&x, &w).map(drop)
+    })?;
+    t.flops("matmul_nn", shape(), flops, || {
+        cuda.matmul_nn(&dy, &w).map(drop)
+    })?;
     let mut dw = cuda.float_zeros(outputs, inputs)?;
-    t.flops("accumulate_tn", shape(), flops, || cuda.accumulate_tn(&dy, &x, &mut dw))
+    t.flops("accumulate_tn", shape(), flops, || {
+        cuda.accumulate_tn(&dy, &x, &mut dw)
+    })
 }

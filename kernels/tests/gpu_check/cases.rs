@@ -1,6 +1,8 @@
 //! What is computed, generically over the backend, so that both run the same lines.
 
-use slime_kernels::{AdamW, Heads, Norms, Ops, PagedSequence, Result, RopeStyle, RopeTable, Sequences};
+use slime_kernels::{
+    AdamW, Heads, Norms, Ops, PagedSequence, Result, RopeStyle, RopeTable, Sequences,
+};
 
 /// How near two backends should come.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -23,17 +25,56 @@ pub(crate) struct Output {
 
 #[derive(Clone, Debug)]
 enum Body {
-    Rows { rows: usize, cols: usize },
-    Matmul { rows: usize, inputs: usize, outputs: usize },
-    Embedding { vocab: usize, hidden: usize, tokens: usize },
-    Norm { rows: usize, cols: usize },
-    Rotation { heads: Heads, rotary: usize, style: RopeStyle, norms: bool, tokens: usize },
-    Attention { heads: Heads, lengths: Vec<usize> },
-    Paged { heads: Heads, contexts: Vec<(usize, usize)> },
-    SwiGlu { rows: usize, cols: usize },
-    Head { rows: usize, hidden: usize, cols: usize, vocab: usize, temperature: f64 },
-    AdamW { count: usize },
-    SumSquares { count: usize },
+    Rows {
+        rows: usize,
+        cols: usize,
+    },
+    Matmul {
+        rows: usize,
+        inputs: usize,
+        outputs: usize,
+    },
+    Embedding {
+        vocab: usize,
+        hidden: usize,
+        tokens: usize,
+    },
+    Norm {
+        rows: usize,
+        cols: usize,
+    },
+    Rotation {
+        heads: Heads,
+        rotary: usize,
+        style: RopeStyle,
+        norms: bool,
+        tokens: usize,
+    },
+    Attention {
+        heads: Heads,
+        lengths: Vec<usize>,
+    },
+    Paged {
+        heads: Heads,
+        contexts: Vec<(usize, usize)>,
+    },
+    SwiGlu {
+        rows: usize,
+        cols: usize,
+    },
+    Head {
+        rows: usize,
+        hidden: usize,
+        cols: usize,
+        vocab: usize,
+        temperature: f64,
+    },
+    AdamW {
+        count: usize,
+    },
+    SumSquares {
+        count: usize,
+    },
 }
 
 pub(crate) struct Case {
@@ -65,12 +106,18 @@ fn tensor<O: Ops>(o: &O, seed: u64, rows: usize, cols: usize) -> Result<O::Tenso
 
 /// `scale` is a power of two, so that the numbers stay exact.
 fn scaled<O: Ops>(o: &O, seed: u64, rows: usize, cols: usize, scale: f32) -> Result<O::Tensor> {
-    let values: Vec<f32> = numbers(seed, rows * cols).into_iter().map(|v| v * scale).collect();
+    let values: Vec<f32> = numbers(seed, rows * cols)
+        .into_iter()
+        .map(|v| v * scale)
+        .collect();
     o.tensor(rows, cols, &values)
 }
 
 fn ids(seed: u64, count: usize, below: usize) -> Vec<u32> {
-    numbers(seed, count).into_iter().map(|v| (v.abs() * 7919.0) as u32 % below as u32).collect()
+    numbers(seed, count)
+        .into_iter()
+        .map(|v| (v.abs() * 7919.0) as u32 % below as u32)
+        .collect()
 }
 
 struct Outputs<'a, O: Ops>(&'a O, Vec<Output>);
@@ -102,28 +149,48 @@ impl Body {
     fn run<O: Ops>(&self, o: &O, out: &mut Outputs<'_, O>) -> Result<()> {
         match *self {
             Self::Rows { rows, cols } => {
-                let (x, y, b) = (tensor(o, 1, rows, cols)?, tensor(o, 2, rows, cols)?, tensor(o, 3, 1, cols)?);
+                let (x, y, b) = (
+                    tensor(o, 1, rows, cols)?,
+                    tensor(o, 2, rows, cols)?,
+                    tensor(o, 3, 1, cols)?,
+                );
                 out.put("read", Kind::Exact, o.read_f64(&x)?);
                 let places: Vec<u32> = (0..rows as u32).rev().step_by(2).collect();
                 let places = o.ids(&places)?;
                 let gathered = o.gather_rows(&x, &places)?;
                 out.put("gather", Kind::Exact, o.read_f64(&gathered)?);
-                out.put("scatter", Kind::Exact, o.read_f64(&o.scatter_rows(&gathered, &places, rows)?)?);
+                out.put(
+                    "scatter",
+                    Kind::Exact,
+                    o.read_f64(&o.scatter_rows(&gathered, &places, rows)?)?,
+                );
                 out.tensor("add", &o.add(&x, &y)?)?;
                 out.tensor("add_bias", &o.add_bias(&x, &b)?)?;
                 let mut db = o.float(1, cols, &numbers(4, cols))?;
                 o.accumulate_bias(&x, &mut db)?;
                 out.float("db", Kind::Float, &db)
             }
-            Self::Matmul { rows, inputs, outputs } => {
-                let (x, w, dy) = (tensor(o, 1, rows, inputs)?, tensor(o, 2, outputs, inputs)?, tensor(o, 3, rows, outputs)?);
+            Self::Matmul {
+                rows,
+                inputs,
+                outputs,
+            } => {
+                let (x, w, dy) = (
+                    tensor(o, 1, rows, inputs)?,
+                    tensor(o, 2, outputs, inputs)?,
+                    tensor(o, 3, rows, outputs)?,
+                );
                 out.tensor("y", &o.matmul_nt(&x, &w)?)?;
                 out.tensor("dx", &o.matmul_nn(&dy, &w)?)?;
                 let mut dw = o.float(outputs, inputs, &numbers(4, outputs * inputs))?;
                 o.accumulate_tn(&dy, &x, &mut dw)?;
                 out.float("dw", Kind::Float, &dw)
             }
-            Self::Embedding { vocab, hidden, tokens } => {
+            Self::Embedding {
+                vocab,
+                hidden,
+                tokens,
+            } => {
                 let (table, dx) = (tensor(o, 1, vocab, hidden)?, tensor(o, 2, tokens, hidden)?);
                 let ids = o.ids(&ids(3, tokens, vocab))?;
                 out.put("rows", Kind::Exact, o.read_f64(&o.embed(&table, &ids)?)?);
@@ -132,7 +199,11 @@ impl Body {
                 out.float("dtable", Kind::Float, &dtable)
             }
             Self::Norm { rows, cols } => {
-                let (x, delta, w) = (tensor(o, 1, rows, cols)?, tensor(o, 2, rows, cols)?, tensor(o, 3, 1, cols)?);
+                let (x, delta, w) = (
+                    tensor(o, 1, rows, cols)?,
+                    tensor(o, 2, rows, cols)?,
+                    tensor(o, 3, 1, cols)?,
+                );
                 let (y, r) = o.rmsnorm(&x, &w, 1e-6)?;
                 out.tensor("y", &y)?;
                 out.float("r", Kind::Float, &r)?;
@@ -143,15 +214,29 @@ impl Body {
                 let dy = tensor(o, 5, rows, cols)?;
                 for (name, residual) in [("dx", None), ("dx + residual", Some(&delta))] {
                     let mut dw = o.float(1, cols, &numbers(4, cols))?;
-                    out.tensor(name, &o.rmsnorm_backward(&dy, &x, &r, &w, residual, &mut dw)?)?;
+                    out.tensor(
+                        name,
+                        &o.rmsnorm_backward(&dy, &x, &r, &w, residual, &mut dw)?,
+                    )?;
                     out.float("dw", Kind::Float, &dw)?;
                 }
                 Ok(())
             }
-            Self::Rotation { heads, rotary, style, norms, tokens } => {
+            Self::Rotation {
+                heads,
+                rotary,
+                style,
+                norms,
+                tokens,
+            } => {
                 let positions: Vec<u32> = (0..tokens as u32).map(|t| t * 37 % 500).collect();
-                let angle = |i: usize| (i / (rotary / 2)) as f64 * 10_000f64.powf(-2.0 * (i % (rotary / 2)) as f64 / rotary as f64);
-                let table = |f: fn(f64) -> f64| -> Vec<f64> { (0..500 * rotary / 2).map(|i| f(angle(i))).collect() };
+                let angle = |i: usize| {
+                    (i / (rotary / 2)) as f64
+                        * 10_000f64.powf(-2.0 * (i % (rotary / 2)) as f64 / rotary as f64)
+                };
+                let table = |f: fn(f64) -> f64| -> Vec<f64> {
+                    (0..500 * rotary / 2).map(|i| f(angle(i))).collect()
+                };
                 let rope = RopeTable {
                     cos: o.float_f64(500, rotary / 2, &table(f64::cos))?,
                     sin: o.float_f64(500, rotary / 2, &table(f64::sin))?,
@@ -159,12 +244,24 @@ impl Body {
                     style,
                 };
                 let positions = o.ids(&positions)?;
-                let (x, dy) = (tensor(o, 1, tokens, heads.qkv_cols())?, tensor(o, 2, tokens, heads.qkv_cols())?);
+                let (x, dy) = (
+                    tensor(o, 1, tokens, heads.qkv_cols())?,
+                    tensor(o, 2, tokens, heads.qkv_cols())?,
+                );
                 let (query, key) = (tensor(o, 3, 1, heads.dim)?, tensor(o, 4, 1, heads.dim)?);
-                let weights = || norms.then_some(Norms { query: &query, key: &key, eps: 1e-6 });
+                let weights = || {
+                    norms.then_some(Norms {
+                        query: &query,
+                        key: &key,
+                        eps: 1e-6,
+                    })
+                };
                 let (y, r) = o.qk_norm_rope(&x, heads, &positions, &rope, weights())?;
                 out.tensor("y", &y)?;
-                let mut dnorms = (o.float(1, heads.dim, &numbers(5, heads.dim))?, o.float(1, heads.dim, &numbers(6, heads.dim))?);
+                let mut dnorms = (
+                    o.float(1, heads.dim, &numbers(5, heads.dim))?,
+                    o.float(1, heads.dim, &numbers(6, heads.dim))?,
+                );
                 let saved = weights().zip(r.as_ref()).map(|(w, r)| (w, &x, r));
                 let into = norms.then_some((&mut dnorms.0, &mut dnorms.1));
                 let dx = o.qk_norm_rope_backward(&dy, heads, &positions, &rope, saved, into)?;
@@ -179,7 +276,10 @@ impl Body {
             Self::Attention { heads, ref lengths } => {
                 let sequences = Sequences::from_lengths(lengths.iter().copied());
                 let tokens = sequences.num_tokens();
-                let (qkv, dout) = (tensor(o, 1, tokens, heads.qkv_cols())?, tensor(o, 2, tokens, heads.out_cols())?);
+                let (qkv, dout) = (
+                    tensor(o, 1, tokens, heads.qkv_cols())?,
+                    tensor(o, 2, tokens, heads.out_cols())?,
+                );
                 let scale = (heads.dim as f64).powf(-0.5);
                 let (y, lse) = o.attention(&qkv, heads, &sequences, scale)?;
                 out.tensor("o", &y)?;
@@ -188,26 +288,41 @@ impl Body {
                 let values = o.read_f64(&dqkv)?;
                 let (q, k) = (heads.query * heads.dim, heads.kv * heads.dim);
                 let columns = |from: usize, to: usize| -> Vec<f64> {
-                    values.chunks_exact(heads.qkv_cols()).flat_map(|row| row[from..to].to_vec()).collect()
+                    values
+                        .chunks_exact(heads.qkv_cols())
+                        .flat_map(|row| row[from..to].to_vec())
+                        .collect()
                 };
                 out.put("dq", Kind::Rounded, columns(0, q));
                 out.put("dk", Kind::Rounded, columns(q, q + k));
                 out.put("dv", Kind::Rounded, columns(q + k, q + 2 * k));
                 Ok(())
             }
-            Self::Paged { heads, ref contexts } => {
+            Self::Paged {
+                heads,
+                ref contexts,
+            } => {
                 let size = o.kv_block_tokens();
                 let blocks_of = |context: usize| context.div_ceil(size);
-                let total: usize = contexts.iter().map(|&(_, context)| blocks_of(context)).sum();
+                let total: usize = contexts
+                    .iter()
+                    .map(|&(_, context)| blocks_of(context))
+                    .sum();
                 // Blocks are handed out from the end, so that a sequence's blocks are not in order.
                 let mut next = total as u32;
                 let tables: Vec<Vec<u32>> = contexts
                     .iter()
-                    .map(|&(_, context)| (0..blocks_of(context)).map(|_| (next -= 1, next).1).collect())
+                    .map(|&(_, context)| {
+                        (0..blocks_of(context))
+                            .map(|_| (next -= 1, next).1)
+                            .collect()
+                    })
                     .collect();
                 let mut cache = o.kv_cache(2, total, heads)?;
                 for (i, (&(_, context), table)) in contexts.iter().zip(&tables).enumerate() {
-                    let slots: Vec<usize> = (0..context).map(|t| table[t / size] as usize * size + t % size).collect();
+                    let slots: Vec<usize> = (0..context)
+                        .map(|t| table[t / size] as usize * size + t % size)
+                        .collect();
                     let history = tensor(o, 10 + i as u64, context, heads.qkv_cols())?;
                     o.kv_write(&mut cache, 1, &history, heads, &slots)?;
                 }
@@ -217,11 +332,22 @@ impl Body {
                     .zip(&tables)
                     .map(|(&(rows, context), blocks)| {
                         row += rows;
-                        PagedSequence { rows: row - rows..row, context, blocks }
+                        PagedSequence {
+                            rows: row - rows..row,
+                            context,
+                            blocks,
+                        }
                     })
                     .collect();
                 let queries = tensor(o, 3, row, heads.qkv_cols())?;
-                let y = o.attention_paged(&cache, 1, &queries, heads, &sequences, (heads.dim as f64).powf(-0.5))?;
+                let y = o.attention_paged(
+                    &cache,
+                    1,
+                    &queries,
+                    heads,
+                    &sequences,
+                    (heads.dim as f64).powf(-0.5),
+                )?;
                 out.tensor("o", &y)
             }
             Self::SwiGlu { rows, cols } => {
@@ -229,8 +355,17 @@ impl Body {
                 out.tensor("a", &o.swiglu(&x)?)?;
                 out.tensor("dx", &o.swiglu_backward(&da, &x)?)
             }
-            Self::Head { rows, hidden, cols, vocab, temperature } => {
-                let (h, w) = (tensor(o, 1, rows, hidden)?, scaled(o, 2, cols, hidden, 0.125)?);
+            Self::Head {
+                rows,
+                hidden,
+                cols,
+                vocab,
+                temperature,
+            } => {
+                let (h, w) = (
+                    tensor(o, 1, rows, hidden)?,
+                    scaled(o, 2, cols, hidden, 0.125)?,
+                );
                 let targets = o.ids(&ids(3, rows, vocab))?;
                 let logits = o.logits(&h, &w)?;
                 out.float("logits", Kind::Float, &logits)?;
@@ -238,13 +373,25 @@ impl Body {
                 out.put("logprob", Kind::Float, stats.logprob.clone());
                 out.put("entropy", Kind::Float, stats.entropy.clone());
                 out.put("lse", Kind::Float, stats.lse.clone());
-                let weights = |seed| numbers(seed, rows).into_iter().map(f64::from).collect::<Vec<_>>();
+                let weights = |seed| {
+                    numbers(seed, rows)
+                        .into_iter()
+                        .map(f64::from)
+                        .collect::<Vec<_>>()
+                };
                 let (a, b) = (weights(5), weights(6));
-                out.tensor("dz", &o.logits_backward(logits, &targets, 1.0 / temperature, vocab, &stats, &a, &b)?)
+                out.tensor(
+                    "dz",
+                    &o.logits_backward(logits, &targets, 1.0 / temperature, vocab, &stats, &a, &b)?,
+                )
             }
             Self::AdamW { count } => {
                 let start = numbers(1, count);
-                let (mut m, mut v, mut master) = (o.float_zeros(1, count)?, o.float_zeros(1, count)?, o.float(1, count, &start)?);
+                let (mut m, mut v, mut master) = (
+                    o.float_zeros(1, count)?,
+                    o.float_zeros(1, count)?,
+                    o.float(1, count, &start)?,
+                );
                 let mut weight = o.tensor(1, count, &start)?;
                 for step in 1..=3 {
                     let grad = o.float(1, count, &numbers(10 + step, count))?;
@@ -278,20 +425,57 @@ pub(crate) fn all() -> Vec<Case> {
     let mut list = Vec::new();
     let mut add = |op, body: Body| {
         let text = format!("{body:?}");
-        let inner = text.split_once('{').map_or("", |(_, rest)| rest.trim_end_matches('}').trim());
-        let shape = inner.replace("Heads { query: ", "").replace(", kv: ", "/").replace(", dim: ", "x").replace(" }", "");
+        let inner = text
+            .split_once('{')
+            .map_or("", |(_, rest)| rest.trim_end_matches('}').trim());
+        let shape = inner
+            .replace("Heads { query: ", "")
+            .replace(", kv: ", "/")
+            .replace(", dim: ", "x")
+            .replace(" }", "");
         list.push(Case { op, shape, body });
     };
     for (rows, cols) in [(0, 64), (1, 8), (7, 64), (129, 1032), (1000, 2560)] {
         add("rows", Body::Rows { rows, cols });
     }
-    for (rows, inputs, outputs) in [(0, 64, 64), (1, 64, 48), (7, 72, 40), (129, 256, 136), (513, 1024, 264)] {
-        add("matmul", Body::Matmul { rows, inputs, outputs });
+    for (rows, inputs, outputs) in [
+        (0, 64, 64),
+        (1, 64, 48),
+        (7, 72, 40),
+        (129, 256, 136),
+        (513, 1024, 264),
+    ] {
+        add(
+            "matmul",
+            Body::Matmul {
+                rows,
+                inputs,
+                outputs,
+            },
+        );
     }
     for tokens in [0, 1, 7, 513] {
-        add("embedding", Body::Embedding { vocab: 300, hidden: 136, tokens });
+        add(
+            "embedding",
+            Body::Embedding {
+                vocab: 300,
+                hidden: 136,
+                tokens,
+            },
+        );
     }
-    for (rows, cols) in [(0, 64), (1, 64), (7, 256), (129, 896), (65, 1024), (7, 1536), (33, 2560), (9, 4096), (5, 5120), (3, 8192)] {
+    for (rows, cols) in [
+        (0, 64),
+        (1, 64),
+        (7, 256),
+        (129, 896),
+        (65, 1024),
+        (7, 1536),
+        (33, 2560),
+        (9, 4096),
+        (5, 5120),
+        (3, 8192),
+    ] {
         add("rmsnorm", Body::Norm { rows, cols });
     }
     for (dim, rotary, style) in [
@@ -307,7 +491,16 @@ pub(crate) fn all() -> Vec<Case> {
         (128, 64, RopeStyle::Interleaved),
     ] {
         for (query, kv, norms, tokens) in [(1, 1, true, 1), (4, 2, false, 7), (14, 2, true, 133)] {
-            add("qk_norm_rope", Body::Rotation { heads: Heads { query, kv, dim }, rotary, style, norms, tokens });
+            add(
+                "qk_norm_rope",
+                Body::Rotation {
+                    heads: Heads { query, kv, dim },
+                    rotary,
+                    style,
+                    norms,
+                    tokens,
+                },
+            );
         }
     }
     for dim in [16, 32, 64, 80, 96, 128] {
@@ -318,21 +511,57 @@ pub(crate) fn all() -> Vec<Case> {
             (8, 1, &[300, 1, 257]),
         ];
         for (query, kv, lengths) in lengths {
-            add("attention", Body::Attention { heads: Heads { query, kv, dim }, lengths: lengths.to_vec() });
+            add(
+                "attention",
+                Body::Attention {
+                    heads: Heads { query, kv, dim },
+                    lengths: lengths.to_vec(),
+                },
+            );
         }
     }
-    add("attention", Body::Attention { heads: Heads { query: 4, kv: 2, dim: 128 }, lengths: vec![] });
+    add(
+        "attention",
+        Body::Attention {
+            heads: Heads {
+                query: 4,
+                kv: 2,
+                dim: 128,
+            },
+            lengths: vec![],
+        },
+    );
     for dim in [16, 64, 128] {
         for (query, kv) in [(1, 1), (4, 2), (8, 1)] {
             let contexts = vec![(1, 1), (1, 300), (33, 40), (17, 17), (1, 16)];
-            add("attention_paged", Body::Paged { heads: Heads { query, kv, dim }, contexts });
+            add(
+                "attention_paged",
+                Body::Paged {
+                    heads: Heads { query, kv, dim },
+                    contexts,
+                },
+            );
         }
     }
     for (rows, cols) in [(0, 64), (1, 8), (7, 104), (129, 3072)] {
         add("swiglu", Body::SwiGlu { rows, cols });
     }
-    for (rows, cols, vocab, temperature) in [(0, 64, 64, 1.0), (1, 1000, 1000, 1.0), (7, 1008, 1003, 0.7), (65, 20_000, 20_000, 1.3)] {
-        add("head", Body::Head { rows, hidden: 64, cols, vocab, temperature });
+    for (rows, cols, vocab, temperature) in [
+        (0, 64, 64, 1.0),
+        (1, 1000, 1000, 1.0),
+        (7, 1008, 1003, 0.7),
+        (65, 20_000, 20_000, 1.3),
+    ] {
+        add(
+            "head",
+            Body::Head {
+                rows,
+                hidden: 64,
+                cols,
+                vocab,
+                temperature,
+            },
+        );
     }
     for count in [8, 1000, 100_003] {
         add("sum_squares", Body::SumSquares { count });

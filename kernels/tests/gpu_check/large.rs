@@ -20,7 +20,9 @@ pub(crate) fn check(cuda: &Cuda) -> usize {
 }
 
 fn wave(count: usize, step: f32) -> Vec<f32> {
-    (0..count).map(|i| ((i % 65_521) as f32 * step).sin()).collect()
+    (0..count)
+        .map(|i| ((i % 65_521) as f32 * step).sin())
+        .collect()
 }
 
 fn wrong(cuda: &Cuda) -> Result<usize> {
@@ -41,10 +43,17 @@ fn wrong(cuda: &Cuda) -> Result<usize> {
     let (alone, alone_dz) = head(&h[(ROWS - LAST) * HIDDEN..])?;
     let near = |a: f64, b: f64| (a - b).abs() <= 1e-3 * b.abs().max(1e-3);
     let same = all.iter().zip(&alone).all(|(a, b)| near(*a, *b));
-    let difference: f32 = all_dz.iter().zip(&alone_dz).map(|(a, b)| (a - b).powi(2)).sum();
+    let difference: f32 = all_dz
+        .iter()
+        .zip(&alone_dz)
+        .map(|(a, b)| (a - b).powi(2))
+        .sum();
     let size: f32 = alone_dz.iter().map(|b| b * b).sum();
     let error = (difference / size).sqrt();
     let ok = same && error < 1e-2;
-    println!("large: [{ROWS}, {VOCAB}] logits: last rows' log-probs {all:?} alone {alone:?}, dz error {error:.1e}: {}", if ok { "yes" } else { "WRONG" });
+    println!(
+        "large: [{ROWS}, {VOCAB}] logits: last rows' log-probs {all:?} alone {alone:?}, dz error {error:.1e}: {}",
+        if ok { "yes" } else { "WRONG" }
+    );
     Ok(usize::from(!ok))
 }

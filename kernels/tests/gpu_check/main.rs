@@ -3,7 +3,10 @@
 //! `cargo test -p slime-kernels --test gpu_check` checks; with `-- --bench` it times too, with `-- --large` it also runs
 //! shapes of more than 2³¹ elements. On a machine without a GPU it says so and passes. Read `parity.rs` for what is
 //! compared, `bench.rs` for what is timed.
-#![allow(clippy::print_stdout, reason = "a table on the terminal is what this program is for")]
+#![allow(
+    clippy::print_stdout,
+    reason = "a table on the terminal is what this program is for"
+)]
 
 mod bench;
 mod cases;
@@ -23,8 +26,17 @@ fn main() -> ExitCode {
         }
     };
     println!("{}", cuda.name().unwrap_or_default());
-    let failures = if wants("--no-parity") { 0 } else { parity::check(&cuda) };
-    let failures = failures + if wants("--large") { large::check(&cuda) } else { 0 };
+    let failures = if wants("--no-parity") {
+        0
+    } else {
+        parity::check(&cuda)
+    };
+    let failures = failures
+        + if wants("--large") {
+            large::check(&cuda)
+        } else {
+            0
+        };
     drop(cuda);
     if wants("--bench") {
         match Cuda::open(0) {
@@ -32,5 +44,9 @@ fn main() -> ExitCode {
             Err(why) => println!("bench: {why}"),
         }
     }
-    if failures == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    if failures == 0 {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    }
 }

@@ -28,10 +28,15 @@ fn error(got: &[f64], want: &[f64]) -> f64 {
 pub(crate) fn check(cuda: &Cuda) -> usize {
     let cpu = Cpu::<f64>::new();
     let mut failures = 0;
-    println!("{:<24} {:<44} {:<10} {:>9} {:>8}  ok", "op", "shape", "result", "error", "limit");
+    println!(
+        "{:<24} {:<44} {:<10} {:>9} {:>8}  ok",
+        "op", "shape", "result", "error", "limit"
+    );
     for case in cases::all() {
         let Case { op, shape, .. } = &case;
-        let outcome = case.run(&cpu).and_then(|want| Ok((want, case.run(cuda)?, case.run(cuda)?)));
+        let outcome = case
+            .run(&cpu)
+            .and_then(|want| Ok((want, case.run(cuda)?, case.run(cuda)?)));
         let (want, got, again) = match outcome {
             Ok(results) => results,
             Err(why) => {
@@ -44,23 +49,39 @@ pub(crate) fn check(cuda: &Cuda) -> usize {
         let mut worst = ("", 0.0, 1.0);
         for ((want, got), again) in want.iter().zip(&got).zip(&again) {
             let (error, limit) = (error(&got.values, &want.values), limit(got.kind));
-            let repeats = got.values.iter().zip(&again.values).all(|(a, b)| a.to_bits() == b.to_bits());
+            let repeats = got
+                .values
+                .iter()
+                .zip(&again.values)
+                .all(|(a, b)| a.to_bits() == b.to_bits());
             if !(error <= limit) || !repeats {
-                let verdict = if repeats { "WRONG" } else { "DIFFERS BETWEEN RUNS" };
-                bad_lines.push(format!("{op:<24} {shape:<44} {:<10} {error:>9.2e} {limit:>8.0e}  {verdict}", got.name));
+                let verdict = if repeats {
+                    "WRONG"
+                } else {
+                    "DIFFERS BETWEEN RUNS"
+                };
+                bad_lines.push(format!(
+                    "{op:<24} {shape:<44} {:<10} {error:>9.2e} {limit:>8.0e}  {verdict}",
+                    got.name
+                ));
             }
             if worst.0.is_empty() || error / limit > worst.1 / worst.2 {
                 worst = (got.name, error, limit);
             }
         }
         if bad_lines.is_empty() {
-            println!("{op:<24} {shape:<44} {:<10} {:>9.2e} {:>8.0e}  yes", worst.0, worst.1, worst.2);
+            println!(
+                "{op:<24} {shape:<44} {:<10} {:>9.2e} {:>8.0e}  yes",
+                worst.0, worst.1, worst.2
+            );
         }
         for line in &bad_lines {
             println!("{line}");
         }
         failures += bad_lines.len();
     }
-    println!("parity: {failures} wrong (each line shows the result nearest to its limit; every result ran twice, bitwise equal)");
+    println!(
+        "parity: {failures} wrong (each line shows the result nearest to its limit; every result ran twice, bitwise equal)"
+    );
     failures
 }
