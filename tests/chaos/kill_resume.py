@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Kill a run with SIGKILL at random instants, resume it each time, and compare it with the same run left alone.
 
-    python3 tests/chaos/kill_resume.py target/release/slime-host plugins/arith [--kills 20] [--steps 12] [--seed 7]
+    python3 tests/chaos/kill_resume.py target/release/slime-host plugins/arith [--kills 20] [--steps 12] [--seed 7] [-- MORE ARGUMENTS OF run]
 
 Equal means: the same rows of metrics.jsonl (step, learning rate, loss, gradient norm, reward, to the last digit), and in
 run.db the same prompts, seeds and sampled tokens trained by the same steps, each exactly once. Needs nothing but Python.
@@ -43,7 +43,7 @@ def trained(run_dir):
                         "WHERE g.state = 'trained' ORDER BY g.taken_by, g.id").fetchall()
     out = []
     for step, source, row, group, attempt in groups:
-        rollouts = db.execute('SELECT "index", seed, data FROM rollouts WHERE group_id = ? AND attempt = ? ORDER BY "index"',
+        rollouts = db.execute('SELECT idx, seed, data FROM rollouts WHERE group_id = ? AND attempt = ? ORDER BY idx',
                               (group, attempt)).fetchall()
         said = [(index, seed, [[s["tokens"] for s in t["segments"]] for t in json.loads(data)["trajectories"]])
                 for index, seed, data in rollouts]
@@ -60,8 +60,10 @@ def main():
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--save-interval", type=int, default=3)
     parser.add_argument("--random", type=int, default=1, help="seed of the instants")
-    parser.add_argument("extra", nargs="*", help="more arguments of `run`, after --")
-    args = parser.parse_args()
+    # What follows `--` is for `run`.
+    end = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
+    args = parser.parse_args(sys.argv[1:end])
+    args.extra = sys.argv[end + 1:]
     chance = random.Random(args.random)
 
     with tempfile.TemporaryDirectory() as folder, open(os.path.join(folder, "log"), "w+", encoding="utf-8") as log:

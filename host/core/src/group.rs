@@ -36,7 +36,10 @@ pub struct Group {
 impl Group {
     /// Rewards of the scored rollouts, in order of index.
     pub fn rewards(&self) -> Vec<f64> {
-        self.rollouts.iter().filter_map(|r| r.outcome.reward()).collect()
+        self.rollouts
+            .iter()
+            .filter_map(|r| r.outcome.reward())
+            .collect()
     }
 
     /// One record a trajectory, in order of rollout and trajectory.

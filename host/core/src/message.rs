@@ -19,7 +19,11 @@ pub struct Message {
 impl Message {
     /// A message of plain text.
     pub fn new(role: impl Into<String>, content: impl Into<String>) -> Self {
-        Self { role: role.into(), content: Value::String(content.into()), extra: Map::new() }
+        Self {
+            role: role.into(),
+            content: Value::String(content.into()),
+            extra: Map::new(),
+        }
     }
 
     /// The content as text; empty where it is `null` or structured.

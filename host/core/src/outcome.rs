@@ -44,8 +44,16 @@ pub enum Outcome {
 impl Outcome {
     /// Every kind's name in files and metrics.
     pub const KINDS: [&'static str; 10] = [
-        "scored", "timeout", "out-of-memory", "limit-exceeded", "trapped", "invalid-reward", "invalid-gold", "error",
-        "infra-failed", "cancelled",
+        "scored",
+        "timeout",
+        "out-of-memory",
+        "limit-exceeded",
+        "trapped",
+        "invalid-reward",
+        "invalid-gold",
+        "error",
+        "infra-failed",
+        "cancelled",
     ];
 
     /// The kind's name in files and metrics.

@@ -9,7 +9,8 @@
 //! | [`Verifier`], [`Source`] | runtime, rollout (files) | rollout |
 
 use crate::{
-    Accounting, FinishReason, Message, Outcome, Prompt, SamplingParams, Tool, Trajectory, WeightVersion,
+    Accounting, FinishReason, Message, Outcome, Prompt, SamplingParams, Tool, Trajectory,
+    WeightVersion,
 };
 use serde_json::{Map, Value};
 use std::future::Future;
@@ -54,7 +55,9 @@ pub enum CodecError {
     #[error("the tokenizer refused the text: {0}")]
     Tokenize(String),
     /// There is no chat template.
-    #[error("this model has no chat template: give prompts as text, or put chat_template.jinja beside tokenizer.json")]
+    #[error(
+        "this model has no chat template: give prompts as text, or put chat_template.jinja beside tokenizer.json"
+    )]
     NoTemplate,
     /// The template failed or refused.
     #[error("the chat template refused the conversation: {0}")]

@@ -86,22 +86,31 @@ impl RolloutRecord {
     pub fn validate(&self) -> Result<(), String> {
         let len = self.response_length;
         if len > self.tokens.len() {
-            return Err(format!("response_length is {len}, but there are only {} tokens", self.tokens.len()));
+            return Err(format!(
+                "response_length is {len}, but there are only {} tokens",
+                self.tokens.len()
+            ));
         }
         if len == self.tokens.len() && len > 0 {
             return Err("response_length equals the number of tokens: a trajectory needs at least one prompt token".into());
         }
         if self.loss_mask.len() != len {
-            return Err(format!("loss_mask has {} values, response_length is {len}", self.loss_mask.len()));
+            return Err(format!(
+                "loss_mask has {} values, response_length is {len}",
+                self.loss_mask.len()
+            ));
         }
         if self.loss_mask.iter().any(|&m| m > 1) {
             return Err("loss_mask holds a value other than 0 and 1".into());
         }
-        for (name, have) in
-            [("rollout_log_probs", self.rollout_log_probs.len()), ("weight_versions", self.weight_versions.len())]
-        {
+        for (name, have) in [
+            ("rollout_log_probs", self.rollout_log_probs.len()),
+            ("weight_versions", self.weight_versions.len()),
+        ] {
             if have != 0 && have != len {
-                return Err(format!("{name} has {have} values, response_length is {len}; leave it empty if it was not recorded"));
+                return Err(format!(
+                    "{name} has {have} values, response_length is {len}; leave it empty if it was not recorded"
+                ));
             }
         }
         match self.reward {

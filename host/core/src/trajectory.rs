@@ -36,7 +36,9 @@ pub struct Segment {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TrajectoryError {
     /// Policy tokens and log-probs differ in number.
-    #[error("segment {segment}: {num_tokens} policy tokens came with {num_logprobs} log-probs; the engine must return one for each")]
+    #[error(
+        "segment {segment}: {num_tokens} policy tokens came with {num_logprobs} log-probs; the engine must return one for each"
+    )]
     LogprobCount {
         /// Index of the segment.
         segment: usize,
@@ -74,7 +76,13 @@ pub struct Trajectory {
 impl Trajectory {
     /// A trajectory that starts from a rendered prompt.
     pub fn from_prompt(tokens: Vec<u32>) -> Self {
-        Self { segments: vec![Segment { origin: Origin::Prompt, tokens }], finish: None }
+        Self {
+            segments: vec![Segment {
+                origin: Origin::Prompt,
+                tokens,
+            }],
+            finish: None,
+        }
     }
 
     /// Append a segment.
@@ -84,7 +92,9 @@ impl Trajectory {
     pub fn push(&mut self, segment: Segment) -> Result<(), TrajectoryError> {
         let index = self.segments.len();
         match &segment.origin {
-            Origin::Prompt if index > 0 => return Err(TrajectoryError::LatePrompt { segment: index }),
+            Origin::Prompt if index > 0 => {
+                return Err(TrajectoryError::LatePrompt { segment: index });
+            }
             Origin::Policy { logprobs, .. } => {
                 if logprobs.len() != segment.tokens.len() {
                     return Err(TrajectoryError::LogprobCount {
@@ -96,7 +106,11 @@ impl Trajectory {
                 // 1e-3 leaves room for the rounding of a low-precision engine.
                 if let Some(token) = logprobs.iter().position(|&p| p.is_nan() || p > 1e-3) {
                     let value = logprobs[token].to_string();
-                    return Err(TrajectoryError::InvalidLogprob { segment: index, token, value });
+                    return Err(TrajectoryError::InvalidLogprob {
+                        segment: index,
+                        token,
+                        value,
+                    });
                 }
             }
             _ => {}
@@ -120,19 +134,27 @@ impl Trajectory {
     /// Number of tokens before the first that is not the prompt's.
     pub fn prompt_length(&self) -> usize {
         match self.segments.first() {
-            Some(Segment { origin: Origin::Prompt, tokens }) => tokens.len(),
+            Some(Segment {
+                origin: Origin::Prompt,
+                tokens,
+            }) => tokens.len(),
             _ => 0,
         }
     }
 
     /// Every token, in order.
     pub fn tokens(&self) -> Vec<u32> {
-        self.segments.iter().flat_map(|s| s.tokens.iter().copied()).collect()
+        self.segments
+            .iter()
+            .flat_map(|s| s.tokens.iter().copied())
+            .collect()
     }
 
     /// Tokens after the prompt, in order.
     pub fn response_tokens(&self) -> Vec<u32> {
-        self.response().flat_map(|s| s.tokens.iter().copied()).collect()
+        self.response()
+            .flat_map(|s| s.tokens.iter().copied())
+            .collect()
     }
 
     /// 1 where the policy wrote the token, else 0; one value a response token.
@@ -198,7 +220,10 @@ mod tests {
 
     fn policy(tokens: &[u32], version: u64) -> Segment {
         Segment {
-            origin: Origin::Policy { logprobs: vec![-0.5; tokens.len()], version: WeightVersion(version) },
+            origin: Origin::Policy {
+                logprobs: vec![-0.5; tokens.len()],
+                version: WeightVersion(version),
+            },
             tokens: tokens.to_vec(),
         }
     }
@@ -207,13 +232,23 @@ mod tests {
     fn the_mask_has_one_run_for_each_policy_turn() {
         let mut t = Trajectory::from_prompt(vec![1, 2]);
         t.push(policy(&[3, 4, 5, 9], 1)).unwrap();
-        t.push(Segment { origin: Origin::Environment, tokens: vec![6, 7] }).unwrap();
+        t.push(Segment {
+            origin: Origin::Environment,
+            tokens: vec![6, 7],
+        })
+        .unwrap();
         t.push(policy(&[8, 4, 9], 2)).unwrap();
         assert_eq!(t.loss_mask(), [1, 1, 1, 1, 0, 0, 1, 1, 1]);
-        assert_eq!(t.versions().iter().map(|v| v.0).collect::<Vec<_>>(), [1, 1, 1, 1, 0, 0, 2, 2, 2]);
+        assert_eq!(
+            t.versions().iter().map(|v| v.0).collect::<Vec<_>>(),
+            [1, 1, 1, 1, 0, 0, 2, 2, 2]
+        );
         assert_eq!(t.tokens(), [1, 2, 3, 4, 5, 9, 6, 7, 8, 4, 9]);
         assert_eq!(t.oldest_version(), Some(WeightVersion(1)));
-        assert_eq!((t.prompt_length(), t.num_sampled(), t.logprobs().len()), (2, 7, 9));
+        assert_eq!(
+            (t.prompt_length(), t.num_sampled(), t.logprobs().len()),
+            (2, 7, 9)
+        );
     }
 
     #[test]
@@ -221,16 +256,38 @@ mod tests {
         let mut t = Trajectory::from_prompt(vec![1]);
         let mut bad = policy(&[2, 3], 1);
         bad.tokens.push(4);
-        assert!(matches!(t.push(bad), Err(TrajectoryError::LogprobCount { num_tokens: 3, num_logprobs: 2, .. })));
-        let nan = Origin::Policy { logprobs: vec![f32::NAN], version: WeightVersion(1) };
-        assert!(t.push(Segment { origin: nan, tokens: vec![2] }).is_err());
+        assert!(matches!(
+            t.push(bad),
+            Err(TrajectoryError::LogprobCount {
+                num_tokens: 3,
+                num_logprobs: 2,
+                ..
+            })
+        ));
+        let nan = Origin::Policy {
+            logprobs: vec![f32::NAN],
+            version: WeightVersion(1),
+        };
+        assert!(
+            t.push(Segment {
+                origin: nan,
+                tokens: vec![2]
+            })
+            .is_err()
+        );
         assert_eq!(t.num_tokens(), 1);
     }
 
     #[test]
     fn a_second_prompt_is_refused() {
         let mut t = Trajectory::from_prompt(vec![1]);
-        let again = Segment { origin: Origin::Prompt, tokens: vec![2] };
-        assert_eq!(t.push(again), Err(TrajectoryError::LatePrompt { segment: 1 }));
+        let again = Segment {
+            origin: Origin::Prompt,
+            tokens: vec![2],
+        };
+        assert_eq!(
+            t.push(again),
+            Err(TrajectoryError::LatePrompt { segment: 1 })
+        );
     }
 }
