@@ -23,5 +23,7 @@ mod swiglu;
 
 pub use cpu::{Cpu, CpuFloat, CpuIds, CpuTensor};
 pub use error::{Error, Result};
-pub use ops::{AdamW, Heads, Norms, Ops, PagedSequence, RopeStyle, RopeTable, Sequences, TokenStats};
+pub use ops::{
+    AdamW, Heads, Norms, Ops, PagedSequence, RopeStyle, RopeTable, Sequences, TokenStats,
+};
 pub use paged_attention::cpu::CpuKvCache;

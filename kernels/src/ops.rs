@@ -193,7 +193,12 @@ pub trait Ops: Send + Sync + 'static {
     /// Rows `rows` of `x`, in the order given: `[rows.len(), cols]`.
     fn gather_rows(&self, x: &Self::Tensor, rows: &Self::Ids) -> Result<Self::Tensor>;
     /// The reverse: a zero `[num_rows, cols]` into which row `i` of `x` is written at `rows[i]`; `rows` are distinct.
-    fn scatter_rows(&self, x: &Self::Tensor, rows: &Self::Ids, num_rows: usize) -> Result<Self::Tensor>;
+    fn scatter_rows(
+        &self,
+        x: &Self::Tensor,
+        rows: &Self::Ids,
+        num_rows: usize,
+    ) -> Result<Self::Tensor>;
     /// `x + y`, same shape.
     fn add(&self, x: &Self::Tensor, y: &Self::Tensor) -> Result<Self::Tensor>;
     /// `x + b`, `b: [1, cols]` added to every row.
@@ -208,19 +213,34 @@ pub trait Ops: Send + Sync + 'static {
     /// `dy W`: `dy: [rows, out]`, `w: [out, in]` → `[rows, in]`.
     fn matmul_nn(&self, dy: &Self::Tensor, w: &Self::Tensor) -> Result<Self::Tensor>;
     /// `dW += dyᵀ x`: `dy: [rows, out]`, `x: [rows, in]`, `dw: [out, in]`.
-    fn accumulate_tn(&self, dy: &Self::Tensor, x: &Self::Tensor, dw: &mut Self::Float) -> Result<()>;
+    fn accumulate_tn(
+        &self,
+        dy: &Self::Tensor,
+        x: &Self::Tensor,
+        dw: &mut Self::Float,
+    ) -> Result<()>;
 
     // ---- embedding ----
 
     /// `table[ids]`: `[tokens, hidden]`. An id outside the table is an error.
     fn embed(&self, table: &Self::Tensor, ids: &Self::Ids) -> Result<Self::Tensor>;
     /// `dtable[ids] += dx`, in an order fixed by the ids.
-    fn accumulate_embed(&self, dx: &Self::Tensor, ids: &Self::Ids, dtable: &mut Self::Float) -> Result<()>;
+    fn accumulate_embed(
+        &self,
+        dx: &Self::Tensor,
+        ids: &Self::Ids,
+        dtable: &mut Self::Float,
+    ) -> Result<()>;
 
     // ---- RMSNorm ----
 
     /// `y = x r w`, `r = 1 / √(mean x² + eps)` → `(y, r: [rows, 1])`. `w: [1, cols]`.
-    fn rmsnorm(&self, x: &Self::Tensor, w: &Self::Tensor, eps: f64) -> Result<(Self::Tensor, Self::Float)>;
+    fn rmsnorm(
+        &self,
+        x: &Self::Tensor,
+        w: &Self::Tensor,
+        eps: f64,
+    ) -> Result<(Self::Tensor, Self::Float)>;
     /// `s = x + delta; y = rmsnorm(s)` → `(s, y, r)`.
     fn add_rmsnorm(
         &self,
@@ -255,7 +275,10 @@ pub trait Ops: Send + Sync + 'static {
     ) -> Result<(Self::Tensor, Option<Self::Float>)>;
     /// Gradient with respect to the rows before norm and rotation. With norms: `qkv` are those rows, `r` the saved
     /// statistic, and `dnorms` (query, key) are added to.
-    #[allow(clippy::too_many_arguments, reason = "the operands of one fused backward")]
+    #[allow(
+        clippy::too_many_arguments,
+        reason = "the operands of one fused backward"
+    )]
     fn qk_norm_rope_backward(
         &self,
         dqkv: &Self::Tensor,
@@ -278,7 +301,10 @@ pub trait Ops: Send + Sync + 'static {
         scale: f64,
     ) -> Result<(Self::Tensor, Self::Float)>;
     /// Gradient of the packed rows, `[tokens, qkv_cols]`.
-    #[allow(clippy::too_many_arguments, reason = "the operands of one fused backward")]
+    #[allow(
+        clippy::too_many_arguments,
+        reason = "the operands of one fused backward"
+    )]
     fn attention_backward(
         &self,
         dout: &Self::Tensor,
@@ -295,7 +321,8 @@ pub trait Ops: Send + Sync + 'static {
     /// Tokens a cache block holds.
     fn kv_block_tokens(&self) -> usize;
     /// A cache of `num_blocks` blocks for `num_layers` layers.
-    fn kv_cache(&self, num_layers: usize, num_blocks: usize, heads: Heads) -> Result<Self::KvCache>;
+    fn kv_cache(&self, num_layers: usize, num_blocks: usize, heads: Heads)
+    -> Result<Self::KvCache>;
     /// Write the keys and values of rotated rows into `slots[row] = block × block_tokens + offset`.
     fn kv_write(
         &self,
@@ -342,7 +369,10 @@ pub trait Ops: Send + Sync + 'static {
     ) -> Result<TokenStats>;
     /// `dz` for `dL/dlogprob = a` and `dL/dentropy = b` per row, consuming the logits:
     /// `dz_v = (a (1[v=y] - p_v) + b p_v (E₁ - u_v)) / temperature`, `E₁ = lse - entropy`. 0 from `vocab` on.
-    #[allow(clippy::too_many_arguments, reason = "the operands of one fused backward")]
+    #[allow(
+        clippy::too_many_arguments,
+        reason = "the operands of one fused backward"
+    )]
     fn logits_backward(
         &self,
         logits: Self::Float,
@@ -360,10 +390,14 @@ pub trait Ops: Send + Sync + 'static {
     fn sum_squares(&self, x: &Self::Float) -> Result<f64>;
     /// `Σ x²` over all of them, in order. A device adds them up before it answers.
     fn sum_squares_of_all(&self, all: &[Self::Float]) -> Result<f64> {
-        all.iter().try_fold(0.0, |sum, x| Ok(sum + self.sum_squares(x)?))
+        all.iter()
+            .try_fold(0.0, |sum, x| Ok(sum + self.sum_squares(x)?))
     }
     /// One step on one parameter. Without `master` the weight itself is the master (CPU).
-    #[allow(clippy::too_many_arguments, reason = "the operands of one fused update")]
+    #[allow(
+        clippy::too_many_arguments,
+        reason = "the operands of one fused update"
+    )]
     fn adamw(
         &self,
         step: &AdamW,
