@@ -13,6 +13,9 @@ use slime_kernels::PagedSequence;
 /// Logits of so many rows exist at once: prompt scoring would otherwise hold `[prompt, vocab]`.
 const LOGIT_ROWS: usize = 64;
 
+/// A token for each wanted row.
+type Drawn = Vec<Result<Token, NotFinite>>;
+
 /// What a wanted row's logits are for.
 struct Use {
     sequence: usize,
@@ -35,7 +38,7 @@ impl<F: Forward> Scheduler<F> {
         }
     }
 
-    fn compute(&mut self, plan: &Plan) -> Result<(Vec<Use>, Vec<Result<Token, NotFinite>>)> {
+    fn compute(&mut self, plan: &Plan) -> Result<(Vec<Use>, Drawn)> {
         let block = self.model.block_tokens();
         let (mut tokens, mut positions, mut slots) = (Vec::new(), Vec::new(), Vec::new());
         let (mut sequences, mut wanted, mut uses) = (Vec::new(), Vec::new(), Vec::new());
@@ -82,7 +85,7 @@ impl<F: Forward> Scheduler<F> {
     }
 
     /// A token for each row of `logits: [uses, vocab]`.
-    fn draw(&mut self, uses: &[Use], logits: &mut [f32]) -> Vec<Result<Token, NotFinite>> {
+    fn draw(&mut self, uses: &[Use], logits: &mut [f32]) -> Drawn {
         let width = self.model.vocab_size();
         // Columns beyond the tokenizer's vocabulary are no tokens.
         let vocab = self.limits.vocab;
@@ -113,7 +116,7 @@ impl<F: Forward> Scheduler<F> {
     }
 
     /// Tokens into their sequences; finished ones leave.
-    fn apply(&mut self, plan: &Plan, uses: &[Use], tokens: Vec<Result<Token, NotFinite>>) {
+    fn apply(&mut self, plan: &Plan, uses: &[Use], tokens: Drawn) {
         let mut finished: Vec<Option<Finish>> = vec![None; self.running.len()];
         for (i, (s, &rows)) in self.running.iter_mut().zip(plan).enumerate() {
             if s.pending() > 1 {

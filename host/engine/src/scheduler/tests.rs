@@ -510,7 +510,7 @@ async fn weights_that_are_refused_change_nothing() {
         .update_weights_from_disk(Path::new("torn"), Some("never".into()), true, true)
         .await;
     assert_eq!(
-        refused.err().expect("refused").to_string(),
+        refused.expect_err("refused").to_string(),
         "torn is no number"
     );
     let after = run(&engine, job(&p, &plain(10))).await;
