@@ -100,8 +100,6 @@ fn block_times_panels<T: Element>(
     let width = panel_width::<T>();
     assert!(a.len() == to.rows.len() * k && to.rows.end * to.n <= c.len());
     for (i, panel) in to.panels.clone().enumerate() {
-        // A panel outlives its stay in the cache between blocks of rows: fetch the next while this one is at work.
-        let ahead = b.as_ptr().wrapping_add((i + 1) * b_stride);
         let b = &b[i * b_stride..i * b_stride + k * width];
         let col = panel * width;
         let cols = width.min(to.n - col);
@@ -112,7 +110,7 @@ fn block_times_panels<T: Element>(
                 k,
                 a.as_ptr(),
                 b.as_ptr(),
-                ahead,
+                std::ptr::null(),
                 c,
                 to.n,
                 to.rows.clone(),
