@@ -9,6 +9,9 @@ use super::schema::is_key;
 use super::{Device, Dtype, Plan, Resolved, Verb};
 use slime_trainer::TrainConfig;
 
+/// A key, its value, what holds of it, and that in words.
+type Range = (&'static str, Option<f64>, fn(f64) -> bool, &'static str);
+
 /// Collects problems while a plan is made.
 pub struct Check<'a> {
     said: &'a Resolved,
@@ -86,7 +89,7 @@ impl<'a> Check<'a> {
 
     fn ranges(&mut self) {
         let c = &self.said.config;
-        let floats: [(&str, Option<f64>, fn(f64) -> bool, &str); 4] = [
+        let floats: [Range; 4] = [
             (
                 "rollout.top_p",
                 c.rollout.top_p,
