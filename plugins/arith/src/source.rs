@@ -12,16 +12,25 @@ impl Source for ArithSource {
         let level = &LEVELS[index];
         let mut random = draw.random();
         let operator = level.operators[random.below(level.operators.len() as u64) as usize];
-        let largest = if operator == '*' {
-            level.largest_factor
-        } else {
-            level.largest_term
-        };
-        let (a, b) = (random.within(0, largest), random.within(0, largest));
-        let answer = match operator {
-            '+' => a + b,
-            '-' => a - b,
-            _ => a * b,
+        let most = level.largest_term;
+        // The answer of a sum or a difference is drawn first: so none is rarer than another, and a model that only
+        // guesses is right as often at each.
+        let (a, b, answer) = match operator {
+            '+' => {
+                let sum = random.within(0, 2 * most);
+                let a = random.within((sum - most).max(0), sum.min(most));
+                (a, sum - a, sum)
+            }
+            '-' => {
+                let difference = random.within(-most, most);
+                let a = random.within(difference.max(0), (most + difference).min(most));
+                (a, a - difference, difference)
+            }
+            _ => {
+                let most = level.largest_factor;
+                let (a, b) = (random.within(0, most), random.within(0, most));
+                (a, b, a * b)
+            }
         };
         Ok(Drawn::text(task::question(a, operator, b))
             .with_label(answer.to_string())
@@ -79,6 +88,29 @@ mod tests {
         };
         assert_ne!(texts(1), texts(2));
         assert!(texts(1).iter().collect::<HashSet<_>>().len() > 45);
+    }
+
+    #[test]
+    fn operands_stay_within_the_level_and_every_answer_comes_as_often() {
+        let mut times = [0u32; 9];
+        for index in 0..9_000 {
+            let (text, label) = draw(index, 3, 0.0);
+            let terms: Vec<i64> = text[..3].split('+').map(|n| n.parse().unwrap()).collect();
+            assert!(terms.iter().all(|n| (0..=4).contains(n)), "{text}");
+            times[label as usize] += 1;
+        }
+        assert!(times.iter().all(|n| (850..1150).contains(n)), "{times:?}");
+        for index in 0..500 {
+            let (text, _) = draw(index, 3, 0.25);
+            let at = text[1..].find(['+', '-']).unwrap() + 1;
+            let (a, b) = (&text[..at], &text[at + 1..text.len() - 1]);
+            assert!(
+                [a, b]
+                    .iter()
+                    .all(|n| (0..=20).contains(&n.parse::<i64>().unwrap())),
+                "{text}"
+            );
+        }
     }
 
     #[test]

@@ -55,6 +55,7 @@ async fn evaluate(opened: Opened, out: Option<PathBuf>, context: &Context) -> Re
         .as_ref()
         .ok_or_else(|| Failure::run("no evaluation"))?;
     let serving = Serving::start(
+        opened.plan.model.device,
         &opened.model,
         &opened.plan.rollout,
         &opened.said,

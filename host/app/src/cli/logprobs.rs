@@ -4,10 +4,12 @@ use super::{Context, Outcome};
 use crate::config::{Device, Dtype, Problem};
 use crate::error::{Result, at_path};
 use crate::job::learner::train_failed;
-use crate::wire::Model;
-use crate::wire::model::{Computer, model_failed};
+use crate::wire::device::{check_dtype, on_device};
+use crate::wire::model::model_failed;
+use crate::wire::{Computer, Model};
 use serde::Deserialize;
 use slime_core::ports::TextCodec;
+use slime_kernels::Ops;
 use slime_trainer::{TrainConfig, Trainer};
 use std::io::{BufWriter, Write};
 use std::path::PathBuf;
@@ -31,9 +33,9 @@ pub struct Args {
     /// Where to compute
     #[arg(long, value_enum, default_value_t)]
     device: Device,
-    /// In which numbers
-    #[arg(long, value_enum, default_value_t)]
-    dtype: Dtype,
+    /// In which numbers; the device's own by default
+    #[arg(long, value_enum)]
+    dtype: Option<Dtype>,
     /// Tokens packed into one micro-batch
     #[arg(long, value_name = "N", default_value_t = 4096)]
     max_tokens_per_gpu: usize,
@@ -49,12 +51,7 @@ struct Line {
 /// # Errors
 /// A line or the model cannot be used.
 pub fn run(args: Args, context: &Context) -> Result<Outcome> {
-    super::needs_cpu(args.device)?;
-    if args.dtype == Dtype::Bf16 {
-        return Err(Problem::new("the CPU computes in f32")
-            .help("leave --dtype out")
-            .into());
-    }
+    check_dtype(args.device, args.dtype)?;
     if !(args.temperature.is_finite() && args.temperature > 0.0) {
         let problem = Problem::new(format!(
             "--temperature {} is not a number above 0",
@@ -67,7 +64,16 @@ pub fn run(args: Args, context: &Context) -> Result<Outcome> {
     let text = std::fs::read_to_string(&args.input).map_err(at_path(&args.input))?;
     let lines = read(&text, &args.input)?;
     let model = Model::directory(&args.model).map_err(|e| Problem::new(e.to_string()))?;
-    let ops = Arc::new(Computer::new());
+    on_device!(Computer::open(args.device)?, ops => score(ops, &model, &lines, &args, context))
+}
+
+fn score<O: Ops>(
+    ops: Arc<O>,
+    model: &Model,
+    lines: &[Vec<u32>],
+    args: &Args,
+    context: &Context,
+) -> Result<Outcome> {
     let weights = model.load(&*ops).map_err(model_failed)?;
     let config = TrainConfig {
         rollout_temperature: args.temperature,
@@ -81,7 +87,7 @@ pub fn run(args: Args, context: &Context) -> Result<Outcome> {
     let file = std::fs::File::create(&half).map_err(at_path(&half))?;
     let mut out = BufWriter::new(file);
     let bar = context.console.progress("sequences", lines.len() as u64);
-    for sequences in chunks(&lines, args.max_tokens_per_gpu) {
+    for sequences in chunks(lines, args.max_tokens_per_gpu) {
         for scores in trainer.log_probs(&sequences).map_err(train_failed)? {
             let narrow = |values: &[f64]| values.iter().map(|x| *x as f32).collect::<Vec<f32>>();
             let row = serde_json::json!({"logprobs": narrow(&scores.logprobs), "entropy": narrow(&scores.entropy)});

@@ -19,7 +19,7 @@ mod sft;
 mod train;
 mod unknown;
 
-use crate::config::{Device, Problem, Problems};
+use crate::config::{Problem, Problems};
 use crate::error::{Failure, Result};
 use crate::telemetry::Trace;
 use crate::telemetry::console::{Console, Voice};
@@ -165,21 +165,6 @@ fn block_on<T>(work: impl Future<Output = T>) -> Result<T> {
     Ok(runtime
         .map_err(|e| Failure::run(format!("no threads: {e}")))?
         .block_on(work))
-}
-
-/// Refuse a device that this build cannot use.
-///
-/// # Errors
-/// It is not the CPU.
-fn needs_cpu(device: Device) -> Result<()> {
-    match device {
-        Device::Cpu => Ok(()),
-        Device::Cuda => Err(
-            Problem::new("--device cuda: this build computes on the CPU")
-                .help("leave --device out")
-                .into(),
-        ),
-    }
 }
 
 /// Write data to stdout.

@@ -62,6 +62,7 @@ async fn sample(opened: Opened, out: PathBuf, context: &Context) -> Result<Outco
     let stop = Stop::listen(console.clone(), ENDING);
     let version = WeightVersion(1);
     let serving = Serving::start(
+        opened.plan.model.device,
         &opened.model,
         rollout,
         &opened.said,

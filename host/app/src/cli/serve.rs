@@ -4,13 +4,12 @@ use super::{Context, Outcome};
 use crate::config::{Device, Problem};
 use crate::error::Result;
 use crate::job::stop::Stop;
-use crate::wire::Model;
+use crate::wire::device::on_device;
 use crate::wire::engine::{engine_failed, start};
-use crate::wire::model::Computer;
+use crate::wire::{Computer, Model};
 use slime_engine::{EngineConfig, SamplingDefaults, serve};
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
-use std::sync::Arc;
 
 /// What to serve.
 #[derive(Debug, clap::Args)]
@@ -52,7 +51,6 @@ pub struct Args {
 /// # Errors
 /// The model cannot be opened, or the port is taken.
 pub fn run(args: Args, context: &Context) -> Result<Outcome> {
-    super::needs_cpu(args.device)?;
     let model = Model::directory(&args.model).map_err(|e| Problem::new(e.to_string()))?;
     super::block_on(listen(args, model, context))?
 }
@@ -70,7 +68,7 @@ async fn listen(args: Args, model: Model, context: &Context) -> Result<Outcome> 
         ..EngineConfig::default()
     };
     let name = config.served_model_name.clone();
-    let engine = start(&model, Arc::new(Computer::new()), config)?;
+    let engine = on_device!(Computer::open(args.device)?, ops => start(&model, ops, config))?;
     let server = serve(engine.clone(), SocketAddr::new(args.host, args.port))
         .await
         .map_err(engine_failed)?;

@@ -10,9 +10,10 @@ use crate::job::learner::export;
 use crate::job::stop::{ENDING, Stop};
 use crate::job::{row, run_dir, warm_up};
 use crate::telemetry::{Telemetry, console};
-use crate::wire::model::Computer;
-use crate::wire::{Model, Plugins, refused, sources};
+use crate::wire::device::on_device;
+use crate::wire::{Computer, Model, Plugins, refused, sources};
 use slime_core::ports::Source;
+use slime_kernels::Ops;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -35,18 +36,30 @@ pub struct Args {
 pub fn run(args: Args, context: &Context) -> Result<Outcome> {
     let said = args.recipe.resolve(None, &args.plugins)?;
     let plan = Plan::new(&said, Verb::Sft)?;
-    super::block_on(fine_tune(plan, said, context))?
+    let device = Computer::open(plan.model.device).map_err(|p| p.at(said.place("model.device")))?;
+    on_device!(device, ops => super::block_on(fine_tune(ops, plan, said, context))?)
 }
 
-async fn fine_tune(plan: Plan, said: Resolved, context: &Context) -> Result<Outcome> {
+async fn fine_tune<O: Ops>(
+    ops: Arc<O>,
+    plan: Plan,
+    said: Resolved,
+    context: &Context,
+) -> Result<Outcome> {
     let Some(sft) = &plan.sft else {
         return Ok(Outcome::Done);
     };
     let console = &context.console;
     let model = Model::open(&plan.model, &said, plan.seed)?;
     let source = source(&plan, sft, &said, context)?;
-    let corpus =
-        warm_up::Corpus::open(&*source, &*model.text, &plan.template_kwargs, plan.seed).await?;
+    let corpus = warm_up::Corpus::open(
+        &*source,
+        &*model.text,
+        &plan.template_kwargs,
+        plan.seed,
+        sft.shuffled_label_frac,
+    )
+    .await?;
     let dir = run_dir::fresh(
         plan.run.dir.as_deref(),
         plan.run.name.as_deref().unwrap_or("sft"),
@@ -75,28 +88,22 @@ async fn fine_tune(plan: Plan, said: Resolved, context: &Context) -> Result<Outc
     let (mut last, mut done) = (0.0, 0);
     let trainer = tokio::task::block_in_place(|| {
         let _inside = span.enter();
-        warm_up::run(
-            sft,
-            &corpus,
-            &model,
-            Arc::new(Computer::new()),
-            |step, total, metrics, took| {
-                telemetry
-                    .record(&row::of_train(AXIS, step, metrics, took))
-                    .map_err(at_path(&dir))?;
-                (last, done) = (metrics.loss, step + 1);
-                bar.advance();
-                bar.say(format!("· loss {last:.3}"));
-                tracing::info!(step, loss = metrics.loss, lr = metrics.lr, "step");
-                console.line(&format!(
-                    " {:>5}/{total}  loss {last:.4}  lr {:.2e}  {:>6.0} tok/s",
-                    step + 1,
-                    metrics.lr,
-                    metrics.tokens as f64 / took.as_secs_f64()
-                ));
-                Ok(!stop.is_asked())
-            },
-        )
+        warm_up::run(sft, &corpus, &model, ops, |step, total, metrics, took| {
+            telemetry
+                .record(&row::of_train(AXIS, step, metrics, took))
+                .map_err(at_path(&dir))?;
+            (last, done) = (metrics.loss, step + 1);
+            bar.advance();
+            bar.say(format!("· loss {last:.3}"));
+            tracing::info!(step, loss = metrics.loss, lr = metrics.lr, "step");
+            console.line(&format!(
+                " {:>5}/{total}  loss {last:.4}  lr {:.2e}  {:>6.0} tok/s",
+                step + 1,
+                metrics.lr,
+                metrics.tokens as f64 / took.as_secs_f64()
+            ));
+            Ok(!stop.is_asked())
+        })
     })?;
     drop(bar);
     export(&trainer, &model, &dir.join(run_dir::MODEL))?;

@@ -9,10 +9,12 @@ use crate::job::learner::{export, train_failed};
 use crate::job::stop::{ENDING, Stop};
 use crate::job::{row, run_dir, watch};
 use crate::telemetry::{Telemetry, console};
-use crate::wire::model::{Computer, load_other};
-use crate::wire::{Model, refused};
+use crate::wire::device::on_device;
+use crate::wire::model::load_other;
+use crate::wire::{Computer, Model, refused};
 use slime_core::RolloutRecord;
 use slime_core::ports::TextCodec;
+use slime_kernels::Ops;
 use slime_rollout::buffer::read_records;
 use slime_trainer::Trainer;
 use std::path::PathBuf;
@@ -48,17 +50,23 @@ pub struct Args {
 pub fn run(args: Args, context: &Context) -> Result<Outcome> {
     let said = args.recipe.resolve(None, &[])?;
     let plan = Plan::new(&said, Verb::Train)?;
-    super::block_on(train(args, plan, said, context))?
+    let device = Computer::open(plan.model.device).map_err(|p| p.at(said.place("model.device")))?;
+    on_device!(device, ops => super::block_on(train(ops, args, plan, said, context))?)
 }
 
-async fn train(args: Args, plan: Plan, said: Resolved, context: &Context) -> Result<Outcome> {
+async fn train<O: Ops>(
+    ops: Arc<O>,
+    args: Args,
+    plan: Plan,
+    said: Resolved,
+    context: &Context,
+) -> Result<Outcome> {
     let console = &context.console;
     let model = Model::directory(&args.model).map_err(|e| Problem::new(e.to_string()))?;
     let records = read_records(&args.rollouts).map_err(|e| Problem::new(e.to_string()))?;
     let no_place = || Problem::new("it is not said where the result goes").help("add --out DIR");
     let dir = args.out.or(plan.run.dir).ok_or_else(no_place)?;
     std::fs::create_dir_all(&dir).map_err(at_path(&dir))?;
-    let ops = Arc::new(Computer::new());
     let weights = model.load(&*ops).map_err(|e| Problem::new(e.to_string()))?;
     let steps = by_step(&records);
     let bar = console.progress("rollout steps", steps.len() as u64);

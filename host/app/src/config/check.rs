@@ -89,7 +89,7 @@ impl<'a> Check<'a> {
 
     fn ranges(&mut self) {
         let c = &self.said.config;
-        let floats: [Range; 4] = [
+        let floats: [Range; 5] = [
             (
                 "rollout.top_p",
                 c.rollout.top_p,
@@ -113,6 +113,12 @@ impl<'a> Check<'a> {
                 c.data.difficulty,
                 |d| (0.0..=1.0).contains(&d),
                 "from 0 (easiest) to 1 (hardest)",
+            ),
+            (
+                "sft.shuffled_label_frac",
+                c.sft.shuffled_label_frac,
+                |f| (0.0..=1.0).contains(&f),
+                "from 0 (every answer is its own) to 1",
             ),
         ];
         for (key, value, holds, range) in floats {
@@ -202,12 +208,18 @@ impl<'a> Check<'a> {
             ),
             _ => {}
         }
-        if model.dtype == Some(Dtype::Bf16) && model.device.unwrap_or_default() == Device::Cpu {
-            self.refuse(
+        match (model.device.unwrap_or_default(), model.dtype) {
+            (Device::Cpu, Some(Dtype::Bf16)) => self.refuse(
                 "model.dtype",
                 "the CPU computes in f32",
                 "leave `model.dtype` out, or choose `model.device = \"cuda\"`",
-            );
+            ),
+            (Device::Cuda, Some(Dtype::F32)) => self.refuse(
+                "model.dtype",
+                "CUDA computes in bf16, with fp32 gradients and master weights",
+                "leave `model.dtype` out, or choose `model.device = \"cpu\"`",
+            ),
+            _ => {}
         }
     }
 

@@ -269,6 +269,8 @@ pub struct SftPlan {
     pub data: Option<DataPlan>,
     /// Train steps; `None` is one pass over the data.
     pub num_steps: Option<u64>,
+    /// Share of the rows that learn another row's answer.
+    pub shuffled_label_frac: f64,
     /// Sequences of one train step.
     pub batch_size: usize,
     /// Optimizer and batches.
@@ -498,6 +500,7 @@ fn sft_plan(said: &Resolved, verb: Verb, train: &TrainConfig) -> Option<SftPlan>
             plan
         }),
         num_steps: s.num_steps,
+        shuffled_label_frac: s.shuffled_label_frac.unwrap_or(0.0),
         batch_size: s.batch_size.unwrap_or(32) as usize,
         train: TrainConfig {
             lr: s.lr.unwrap_or(train.lr),

@@ -70,7 +70,7 @@ pub struct ModelSection {
     pub ref_load: Option<PathBuf>,
     /// Where trainer and embedded engine compute. Default `cpu`.
     pub device: Option<Device>,
-    /// Numbers of weights and activations. Default `f32` on a CPU.
+    /// Numbers of weights and activations: `f32` on a CPU, `bf16` with CUDA.
     pub dtype: Option<Dtype>,
 }
 
@@ -317,6 +317,9 @@ pub struct SftSection {
     pub label_key: Option<String>,
     /// Train steps. Default: one pass over the data.
     pub num_steps: Option<u64>,
+    /// Share of the rows, 0 to 1, that learn another row's answer: the form without the knowledge, for a
+    /// warm-up that leaves the rest to the reward. Default 0.
+    pub shuffled_label_frac: Option<f64>,
     /// Sequences of one train step. Default 32.
     pub batch_size: Option<u64>,
     /// Default: `train.lr`.

@@ -13,10 +13,11 @@ use super::{End, Evaluate, Job, Learn, Queue, Sample, run_dir};
 use crate::error::{Failure, Result, at_path};
 use crate::telemetry::console::{self, COLUMNS, Console};
 use crate::telemetry::{Telemetry, Trace, metrics, report};
-use crate::wire::model::Computer;
-use crate::wire::{Serving, refused, rollout_failed};
+use crate::wire::device::on_device;
+use crate::wire::{Computer, Serving, refused, rollout_failed};
 use slime_core::ports::BoxFuture;
 use slime_core::{Step, WeightVersion};
+use slime_kernels::Ops;
 use slime_rollout::pool::PauseMode;
 use slime_rollout::{Buffer, Collected, Publisher, Sampler, Start, Taken, WeightDirs};
 use std::path::{Path, PathBuf};
@@ -37,6 +38,18 @@ pub struct Place {
 /// # Errors
 /// Whatever stopped it.
 pub async fn run(opened: Opened, place: Place, console: &Console, trace: &Trace) -> Result<End> {
+    let device = opened.plan.model.device;
+    let computer = Computer::open(device).map_err(|p| p.at(opened.said.place("model.device")))?;
+    on_device!(computer, ops => Box::pin(run_on(ops, opened, place, console, trace)).await)
+}
+
+async fn run_on<O: Ops>(
+    ops: Arc<O>,
+    opened: Opened,
+    place: Place,
+    console: &Console,
+    trace: &Trace,
+) -> Result<End> {
     if !place.resume {
         // Before the database: a directory with a database can be resumed, and that needs the recipe.
         run_dir::write_recipe(&place.dir, &opened.said)?;
@@ -46,7 +59,7 @@ pub async fn run(opened: Opened, place: Place, console: &Console, trace: &Trace)
     let stop = Stop::listen(console.clone(), stop::SAVING);
     let total = opened.num_steps();
     let bar = console.progress("steps", total);
-    let Some(learner) = learner(&opened, dir, &bar, &stop, console).await? else {
+    let Some(learner) = learner(ops, &opened, dir, &bar, &stop, console).await? else {
         console.line(" stopped during the warm-up; nothing is saved yet");
         return Ok(End::Stopped(0));
     };
@@ -71,6 +84,7 @@ pub async fn run(opened: Opened, place: Place, console: &Console, trace: &Trace)
         .file_name()
         .map_or_else(|| "run".into(), |name| name.to_string_lossy().into_owned());
     let serving = Serving::start(
+        opened.plan.model.device,
         &opened.model,
         &opened.plan.rollout,
         &opened.said,
@@ -136,11 +150,11 @@ fn open_buffer(opened: &Opened, place: &Place) -> Result<Arc<Buffer>> {
     ))
 }
 
-fn job(
+fn job<O: Ops>(
     opened: &Opened,
     serving: &Serving,
     buffer: &Arc<Buffer>,
-    learner: Learner<Computer>,
+    learner: Learner<O>,
     steps: std::ops::Range<u64>,
     journal: RunJournal,
     stop: Stop,

@@ -10,7 +10,7 @@ use crate::config::Problem;
 use crate::error::{Failure, Result, at_path};
 use crate::telemetry::Metrics;
 use crate::telemetry::console::{Console, Progress};
-use crate::wire::model::{Computer, load_other, model_failed};
+use crate::wire::model::{load_other, model_failed};
 use crate::wire::{refused, sources};
 use slime_core::Step;
 use slime_core::ports::{Source, TextCodec};
@@ -25,15 +25,15 @@ const WARM_UP_FILE: &str = "sft.jsonl";
 const REFERENCE: &str = "reference";
 
 /// The trainer, warmed up or resumed, and how many steps are finished. `None` if the person stopped it meanwhile.
-pub async fn learner(
+pub async fn learner<O: Ops>(
+    ops: Arc<O>,
     opened: &Opened,
     dir: &Path,
     bar: &Progress,
     stop: &Stop,
     console: &Console,
-) -> Result<Option<(Learner<Computer>, Step)>> {
+) -> Result<Option<(Learner<O>, Step)>> {
     let (plan, model) = (&opened.plan, &opened.model);
-    let ops = Arc::new(Computer::new());
     let checkpoints = dir.join(run_dir::CHECKPOINTS);
     let found = checkpoint::latest(&checkpoints)
         .map_err(train_failed)?
@@ -90,13 +90,13 @@ pub async fn learner(
     Ok(Some((learner, start)))
 }
 
-async fn warm_up(
+async fn warm_up<O: Ops>(
     opened: &Opened,
     dir: &Path,
-    ops: &Arc<Computer>,
+    ops: &Arc<O>,
     stop: &Stop,
     console: &Console,
-) -> Result<Option<Trainer<Computer>>> {
+) -> Result<Option<Trainer<O>>> {
     let plan = &opened.plan;
     let Some(sft) = &plan.sft else {
         return Ok(None);
@@ -120,6 +120,7 @@ async fn warm_up(
         &*opened.model.text,
         &plan.template_kwargs,
         plan.seed,
+        sft.shuffled_label_frac,
     )
     .await?;
     let path = dir.join(WARM_UP_FILE);

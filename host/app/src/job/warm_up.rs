@@ -32,7 +32,7 @@ pub struct Corpus {
 }
 
 impl Corpus {
-    /// Draw every row of `source` and tokenize it.
+    /// Draw every row of `source`, mix up the answers of `shuffled_label_frac` of them, and tokenize.
     ///
     /// # Errors
     /// The first row that has no answer or cannot be rendered, by name.
@@ -41,14 +41,17 @@ impl Corpus {
         text: &dyn TextCodec,
         kwargs: &Map<String, Value>,
         seed: u64,
+        shuffled_label_frac: f64,
     ) -> Result<Self> {
-        let mut sequences = Vec::new();
+        let mut prompts = Vec::new();
         for index in 0..source.len().unwrap_or(0) {
-            let prompt = source
-                .draw(index, seed)
-                .await
-                .map_err(|e| Failure::run(e.to_string()))?;
-            let sequence = sequence(&prompt, text, kwargs);
+            let prompt = source.draw(index, seed).await;
+            prompts.push(prompt.map_err(|e| Failure::run(e.to_string()))?);
+        }
+        shuffle_labels(&mut prompts, shuffled_label_frac, seed);
+        let mut sequences = Vec::with_capacity(prompts.len());
+        for prompt in &prompts {
+            let sequence = sequence(prompt, text, kwargs);
             sequences.push(sequence.map_err(|reason| {
                 Failure::run(format!("fine-tuning row {}: {reason}", prompt.id))
             })?);
@@ -83,6 +86,17 @@ impl Corpus {
                 &self.sequences[row as usize]
             })
             .collect()
+    }
+}
+
+/// Pass the labels of a share of the prompts round among them, in an order that depends on `seed` alone.
+fn shuffle_labels(prompts: &mut [Prompt], frac: f64, seed: u64) {
+    let mut rows = permutation(seed, "labels", 0, prompts.len() as u32);
+    rows.truncate((frac * prompts.len() as f64).round() as usize);
+    for pair in rows.windows(2) {
+        let (one, other) = (pair[0] as usize, pair[1] as usize);
+        let label = prompts[one].label.take();
+        prompts[one].label = std::mem::replace(&mut prompts[other].label, label);
     }
 }
 
@@ -286,6 +300,21 @@ mod tests {
             .unwrap_err()
             .contains("label_key")
         );
+    }
+
+    #[test]
+    fn a_share_of_the_rows_gets_the_answers_of_others_and_no_answer_is_lost() {
+        let label = |row: u32| format!("{row}");
+        let drawn = || (0..100).map(|row| prompt(PromptBody::Text("x".into()), Some(&label(row))));
+        for (frac, moved) in [(0.0, 0), (0.3, 30), (1.0, 100)] {
+            let mut prompts: Vec<_> = drawn().collect();
+            shuffle_labels(&mut prompts, frac, 7);
+            let mut labels: Vec<_> = prompts.into_iter().map(|p| p.label.unwrap()).collect();
+            let away = (0..100).filter(|row| labels[*row as usize] != label(*row));
+            assert_eq!(away.count(), moved);
+            labels.sort_by_key(|label| label.parse::<u32>().unwrap());
+            assert_eq!(labels, (0..100).map(label).collect::<Vec<_>>());
+        }
     }
 
     #[test]

@@ -1,9 +1,10 @@
 //! Who samples: the embedded engine on a loopback port, or servers given by address. Both are reached over HTTP.
 
-use super::model::{Computer, Model, model_failed};
+use super::device::{Computer, bytes_of_number, on_device};
+use super::model::{Model, model_failed};
 use super::rollout_failed;
 use crate::config::plan::RolloutPlan;
-use crate::config::{Problem, Resolved};
+use crate::config::{Device, Problem, Resolved};
 use crate::error::{Failure, Result};
 use slime_core::WeightVersion;
 use slime_core::ports::TextCodec;
@@ -15,9 +16,6 @@ use slime_rollout::{Address, Pool, PoolConfig};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
-
-/// Memory that the embedded engine's cache may take.
-const CACHE_BYTES: usize = 2 << 30;
 
 /// A pool and, where there is one, the engine behind it.
 pub struct Serving {
@@ -31,12 +29,13 @@ pub struct Serving {
 }
 
 impl Serving {
-    /// Start the embedded engine, or reach the servers given. `label` tells this run's weights from another's;
+    /// Start the embedded engine on `device`, or reach the servers given. `label` tells this run's weights from another's;
     /// `frozen` says that the weights never change.
     ///
     /// # Errors
     /// The engine cannot start, or a server does not answer.
     pub async fn start(
+        device: Device,
         model: &Model,
         plan: &RolloutPlan,
         said: &Resolved,
@@ -47,7 +46,7 @@ impl Serving {
             (n as usize).min(model.spec.max_positions)
         });
         let (addresses, embedded, context, name) = if plan.servers.is_empty() {
-            let engine = embedded(model, plan, limit)?;
+            let engine = embedded(device, model, plan, limit)?;
             let context = engine.context_length();
             let server = serve(engine.clone(), SocketAddr::from(([127, 0, 0, 1], 0)))
                 .await
@@ -100,26 +99,40 @@ impl Serving {
     }
 }
 
-fn embedded(model: &Model, plan: &RolloutPlan, context: usize) -> Result<EngineHandle> {
+fn embedded(
+    device: Device,
+    model: &Model,
+    plan: &RolloutPlan,
+    context: usize,
+) -> Result<EngineHandle> {
     let running = plan.concurrency.min(256);
     let wanted = running * context.min(plan.sampling.max_response_len as usize + 256);
+    let room = cache_room(device) / (numbers_in_cache(model) * bytes_of_number(device));
     let config = EngineConfig {
-        max_total_tokens: wanted.clamp(context, (CACHE_BYTES / cache_bytes(model)).max(context)),
+        max_total_tokens: wanted.clamp(context, room.max(context)),
         max_running_requests: running,
         context_length: Some(context),
         served_model_name: model.name(),
         ..EngineConfig::default()
     };
-    start(model, Arc::new(Computer::new()), config)
+    on_device!(Computer::open(device)?, ops => start(model, ops, config))
 }
 
-/// Bytes of one token's keys and values.
-fn cache_bytes(model: &Model) -> usize {
+/// Bytes that the cache of an engine beside a trainer may take.
+fn cache_room(device: Device) -> usize {
+    match device {
+        Device::Cpu => 2 << 30,
+        Device::Cuda => 16 << 30,
+    }
+}
+
+/// Keys and values of one token.
+fn numbers_in_cache(model: &Model) -> usize {
     let per_layer = model
         .spec
         .layers
         .iter()
-        .map(|layer| 2 * layer.attn.heads.kv * layer.attn.heads.dim * 4);
+        .map(|layer| 2 * layer.attn.heads.kv * layer.attn.heads.dim);
     per_layer.sum::<usize>().max(1)
 }
 

@@ -3,11 +3,13 @@
 //! It opens and checks; it runs no loop. What it refuses is still a problem of the configuration, because nothing has
 //! been sampled or trained yet. Read `model`, then the others in any order.
 
+pub mod device;
 pub mod engine;
 pub mod model;
 pub mod plugins;
 pub mod sources;
 
+pub use device::Computer;
 pub use engine::Serving;
 pub use model::Model;
 pub use plugins::Plugins;

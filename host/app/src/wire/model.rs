@@ -1,17 +1,14 @@
 //! The policy: what it is, its text side, and its weights on a device.
 
 use super::refused;
+use crate::config::Resolved;
 use crate::config::plan::{ModelPlan, Weights};
-use crate::config::{Device, Problem, Resolved};
 use crate::error::{Failure, Result};
-use slime_kernels::{Cpu, Ops};
+use slime_kernels::Ops;
 use slime_model::text::Text;
 use slime_model::{HfDir, ModelFiles, ModelSpec, families, init, params};
 use std::path::Path;
 use std::sync::Arc;
-
-/// What computes.
-pub type Computer = Cpu<f32>;
 
 /// A model whose weights are not in memory yet.
 pub struct Model {
@@ -35,14 +32,6 @@ impl Model {
     /// # Errors
     /// Every file that is missing, damaged or of another model, at the key that named it.
     pub fn open(plan: &ModelPlan, said: &Resolved, seed: u64) -> Result<Self> {
-        if plan.device == Device::Cuda {
-            let problem =
-                Problem::new("`model.device` is \"cuda\", but this build computes on the CPU");
-            return Err(problem
-                .help("leave it out")
-                .at(said.place("model.device"))
-                .into());
-        }
         match &plan.weights {
             Weights::Tiny => {
                 Self::tiny(seed).map_err(|e| refused(said, &["model.builtin"], e).into())

@@ -1,0 +1,69 @@
+//! What computes: the CPU in f32, or one NVIDIA GPU in bf16. Whoever computes is generic over `Ops`; the choice is made once,
+//! with [`on_device`].
+
+use crate::config::{Device, Dtype, Problem};
+use slime_kernels::Cpu;
+use slime_kernels::cuda::Cuda;
+use std::sync::Arc;
+
+/// An open device.
+#[derive(Clone)]
+pub enum Computer {
+    /// All cores.
+    Cpu(Arc<Cpu<f32>>),
+    /// The first GPU that the driver shows.
+    Cuda(Arc<Cuda>),
+}
+
+impl Computer {
+    /// Open a device. Every call gives memory and a stream of its own.
+    ///
+    /// # Errors
+    /// There is no such device, or a library of it is missing; the problem names the cure.
+    pub fn open(device: Device) -> Result<Self, Problem> {
+        match device {
+            Device::Cpu => Ok(Self::Cpu(Arc::new(Cpu::new()))),
+            Device::Cuda => match Cuda::open(0) {
+                Ok(cuda) => Ok(Self::Cuda(Arc::new(cuda))),
+                Err(e) => Err(Problem::new(format!("no GPU can be used: {e}")).help(
+                    "`slime-host doctor` lists what is missing; without a GPU leave `device` out",
+                )),
+            },
+        }
+    }
+}
+
+/// The numbers a device computes in, where others were asked for.
+///
+/// # Errors
+/// It has no others.
+pub fn check_dtype(device: Device, dtype: Option<Dtype>) -> Result<(), Problem> {
+    match (device, dtype) {
+        (Device::Cpu, Some(Dtype::Bf16)) => Err(Problem::new("the CPU computes in f32")
+            .help("leave the dtype out, or choose the device cuda")),
+        (Device::Cuda, Some(Dtype::F32)) => Err(Problem::new(
+            "CUDA computes in bf16, with fp32 gradients and master weights",
+        )
+        .help("leave the dtype out, or choose the device cpu")),
+        _ => Ok(()),
+    }
+}
+
+/// Bytes of one number of a tensor.
+pub fn bytes_of_number(device: Device) -> usize {
+    match device {
+        Device::Cpu => 4,
+        Device::Cuda => 2,
+    }
+}
+
+/// Do the same on whichever device is open: `$ops` is bound to its `Arc<impl Ops>`.
+macro_rules! on_device {
+    ($computer:expr, $ops:ident => $body:expr) => {
+        match $computer {
+            $crate::wire::device::Computer::Cpu($ops) => $body,
+            $crate::wire::device::Computer::Cuda($ops) => $body,
+        }
+    };
+}
+pub(crate) use on_device;
