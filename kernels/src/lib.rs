@@ -12,6 +12,7 @@ pub mod ops;
 mod adamw;
 mod attention;
 mod check;
+mod draw;
 mod embedding;
 mod head;
 mod matmul;
@@ -24,6 +25,7 @@ mod swiglu;
 pub use cpu::{Cpu, CpuFloat, CpuIds, CpuTensor};
 pub use error::{Error, Result};
 pub use ops::{
-    AdamW, Heads, Norms, Ops, PagedSequence, RopeStyle, RopeTable, Sequences, TokenStats,
+    AdamW, Draw, Drawn, Heads, Norms, Ops, PagedSequence, RopeStyle, RopeTable, Sequences,
+    TokenStats,
 };
 pub use paged_attention::cpu::CpuKvCache;

@@ -123,6 +123,24 @@ pub struct TokenStats {
     pub lse: Vec<f64>,
 }
 
+/// How the next token of a row is drawn.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Draw {
+    /// 1 / temperature.
+    pub inv_temperature: f64,
+    /// Where in the cumulative distribution, `[0, 1)`; `None` takes the likeliest.
+    pub uniform: Option<f64>,
+}
+
+/// A token that was drawn.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Drawn {
+    /// Its id.
+    pub token: u32,
+    /// Its log-prob at the row's temperature; NaN if the logits hold no finite number, or a NaN.
+    pub logprob: f64,
+}
+
 /// One AdamW step, decoupled decay, bias-corrected:
 /// `m ← β₁ m + (1-β₁) g`, `v ← β₂ v + (1-β₂) g²`, `p ← p - lr (m̂ / (√v̂ + eps) + weight_decay p)`.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -383,6 +401,17 @@ pub trait Ops: Send + Sync + 'static {
         a: &[f64],
         b: &[f64],
     ) -> Result<Self::Tensor>;
+
+    /// The next token of each row of `logits: [rows, padded vocab]`, from the first `vocab` columns. `None`: this device
+    /// leaves it to the host, which reads the logits.
+    fn draw(
+        &self,
+        _logits: &Self::Float,
+        _draws: &[Draw],
+        _vocab: usize,
+    ) -> Result<Option<Vec<Drawn>>> {
+        Ok(None)
+    }
 
     // ---- optimizer ----
 

@@ -4,7 +4,7 @@
 //! a hash of the whole context as the cache holds it, so that a wrong block cannot go unnoticed.
 
 use crate::Result;
-use slime_kernels::PagedSequence;
+use slime_kernels::{Draw, Drawn, PagedSequence};
 use std::ops::Range;
 use std::path::Path;
 
@@ -52,6 +52,23 @@ pub(crate) trait Forward: Send + 'static {
     /// # Errors
     /// The device failed.
     fn logits(&self, hidden: &Self::Hidden, range: Range<usize>) -> Result<Vec<f32>>;
+    /// Draw a token for each of the `range` of wanted rows on the device; `None` leaves it to the host.
+    ///
+    /// # Errors
+    /// The device failed.
+    fn draw(
+        &self,
+        _hidden: &Self::Hidden,
+        _range: Range<usize>,
+        _draws: &[Draw],
+        _vocab: usize,
+    ) -> Result<Option<Vec<Drawn>>> {
+        Ok(None)
+    }
+    /// Rows of logits that exist at once: prompt scoring would otherwise hold `[prompt, vocab]`.
+    fn logit_rows(&self) -> usize {
+        64
+    }
     /// Read a directory of `*.safetensors` and check every name and shape. Changes nothing.
     ///
     /// # Errors

@@ -7,7 +7,7 @@ use crate::forward::{Forward, Rows};
 use crate::weights::{self, Piece};
 use crate::{Error, Result};
 use slime_core::ports::TextCodec;
-use slime_kernels::Ops;
+use slime_kernels::{Draw, Drawn, Ops};
 use slime_model::text::Text;
 use slime_model::{HfDir, Network, PagedRows};
 use std::collections::BTreeMap;
@@ -66,6 +66,19 @@ impl Engine {
             codec,
             config,
         )
+    }
+}
+
+impl<O: Ops> Served<O> {
+    /// Logits of the `range` of rows, on the device.
+    fn logits_of(&self, hidden: &O::Tensor, range: Range<usize>) -> Result<O::Float> {
+        let ops = self.network.ops();
+        if range == (0..ops.shape(hidden).0) {
+            return Ok(self.network.logits(hidden)?);
+        }
+        let rows: Vec<u32> = range.map(|r| r as u32).collect();
+        let rows = ops.gather_rows(hidden, &ops.ids(&rows)?)?;
+        Ok(self.network.logits(&rows)?)
     }
 }
 
@@ -135,15 +148,24 @@ impl<O: Ops> Forward for Served<O> {
     }
 
     fn logits(&self, hidden: &O::Tensor, range: Range<usize>) -> Result<Vec<f32>> {
-        let ops = self.network.ops();
-        let logits = if range == (0..ops.shape(hidden).0) {
-            self.network.logits(hidden)?
-        } else {
-            let rows: Vec<u32> = range.map(|r| r as u32).collect();
-            self.network
-                .logits(&ops.gather_rows(hidden, &ops.ids(&rows)?)?)?
-        };
-        Ok(ops.read_float(&logits)?)
+        let logits = self.logits_of(hidden, range)?;
+        Ok(self.network.ops().read_float(&logits)?)
+    }
+
+    fn draw(
+        &self,
+        hidden: &O::Tensor,
+        range: Range<usize>,
+        draws: &[Draw],
+        vocab: usize,
+    ) -> Result<Option<Vec<Drawn>>> {
+        let logits = self.logits_of(hidden, range)?;
+        Ok(self.network.ops().draw(&logits, draws, vocab)?)
+    }
+
+    fn logit_rows(&self) -> usize {
+        let row = 4 * self.network.spec().vocab;
+        (self.network.ops().logits_chunk_bytes() / row).clamp(64, 1024)
     }
 
     fn read_weights(&self, dir: &Path) -> Result<Vec<Piece>> {

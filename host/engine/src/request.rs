@@ -57,6 +57,18 @@ impl Params {
         self.top_k == 1
     }
 
+    /// Whether nothing but the temperature stands between the logits and the token, so that a device can draw it.
+    pub(crate) fn plain(&self, vocab: usize) -> bool {
+        (self.greedy() || self.top_k >= vocab)
+            && self.top_p >= 1.0
+            && self.min_p <= 0.0
+            && self.min_new_tokens == 0
+            && self.frequency_penalty == 0.0
+            && self.presence_penalty == 0.0
+            && self.repetition_penalty == 1.0
+            && self.logit_bias.is_empty()
+    }
+
     /// Whether logits are changed before sampling by what was sampled already.
     pub(crate) fn counts_tokens(&self) -> bool {
         self.frequency_penalty != 0.0

@@ -11,6 +11,7 @@ use super::pool::Block;
 use super::sources;
 use super::{Cuda, Float, Tensor};
 use crate::{Heads, Result, Sequences};
+use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
 /// Rows of the tile a block owns, in both sets of tensor-core kernels.
@@ -31,7 +32,7 @@ pub(super) struct Forward<'a> {
 
 /// The tiles of the last batch: every layer asks for the same.
 #[derive(Default)]
-pub(super) struct Cache(Mutex<Option<(Sequences, Arc<Tiles>)>>);
+pub(super) struct Cache(Mutex<Option<(Vec<Range<usize>>, Arc<Tiles>)>>);
 
 /// `(first row of the sequence, its length, first row of the tile in it, first padded row of the sequence)` of each tile.
 struct Tiles {
@@ -54,13 +55,14 @@ fn hopper_bytes(heads: Heads, rows: usize) -> u32 {
 }
 
 impl Cuda {
-    fn tiles(&self, sequences: &Sequences) -> Result<Arc<Tiles>> {
+    /// Tiles of the rows of each sequence.
+    fn tiles(&self, sequences: Vec<Range<usize>>) -> Result<Arc<Tiles>> {
         let mut cache = self.tiles.0.lock().unwrap_or_else(|e| e.into_inner());
-        if let Some((_, tiles)) = cache.as_ref().filter(|(of, _)| of == sequences) {
+        if let Some((_, tiles)) = cache.as_ref().filter(|(of, _)| *of == sequences) {
             return Ok(Arc::clone(tiles));
         }
         let (mut list, mut padded) = (Vec::new(), 0);
-        for range in sequences.ranges() {
+        for range in &sequences {
             let (start, len) = (range.start as i32, range.len() as i32);
             list.extend(
                 (0..len)
@@ -79,16 +81,12 @@ impl Cuda {
             count: list.len() as u32,
             padded,
         });
-        *cache = Some((sequences.clone(), Arc::clone(&tiles)));
+        *cache = Some((sequences, Arc::clone(&tiles)));
         Ok(tiles)
     }
 
     /// First row, or row after the last, of each token's sequence.
-    fn bounds(
-        &self,
-        sequences: &Sequences,
-        of: impl Fn(std::ops::Range<usize>) -> usize,
-    ) -> Result<Block> {
+    fn bounds(&self, sequences: &Sequences, of: impl Fn(Range<usize>) -> usize) -> Result<Block> {
         let bounds: Vec<u32> = sequences
             .ranges()
             .flat_map(|r| std::iter::repeat_n(of(r.clone()) as u32, r.len()))
@@ -141,7 +139,42 @@ impl Cuda {
             )?;
             return Ok((out, lse));
         }
+        let tiles = self.tiles(sequences.ranges().collect())?;
+        self.tiled_forward(qkv, heads, &tiles, &out, &lse, scale)?;
+        Ok((out, lse))
+    }
+
+    /// Attention of a few sequences of a batch, each to itself from its first token on, into their rows of `out`.
+    pub(super) fn attention_of(
+        &self,
+        qkv: &Tensor,
+        heads: Heads,
+        sequences: Vec<Range<usize>>,
+        out: &Tensor,
+        scale: f64,
+    ) -> Result<()> {
+        let lse = self.new_float(heads.query, qkv.rows, "attention statistics")?;
         let tiles = self.tiles(sequences)?;
+        self.tiled_forward(qkv, heads, &tiles, out, &lse, scale)
+    }
+
+    /// The tensor-core kernels over `tiles`.
+    fn tiled_forward(
+        &self,
+        qkv: &Tensor,
+        heads: Heads,
+        tiles: &Tiles,
+        out: &Tensor,
+        lse: &Float,
+        scale: f64,
+    ) -> Result<()> {
+        let shape = [
+            Int(qkv.rows as i32),
+            Int(heads.query as i32),
+            Int(heads.kv as i32),
+            F(scale as f32),
+        ];
+        let results = [Ptr(out.block.ptr), Ptr(lse.block.ptr)];
         if self.device.is_hopper() {
             let blocks = self.device.num_sms.min(tiles.count * heads.query as u32);
             let map = TensorMap::new(qkv.block.ptr, qkv.rows, qkv.cols)?;
@@ -169,7 +202,7 @@ impl Cuda {
             self.device
                 .launch(&source, "attention_forward", grid, THREADS, shared, &args)?;
         }
-        Ok((out, lse))
+        Ok(())
     }
 
     pub(super) fn attention_gradient(
@@ -232,7 +265,7 @@ impl Cuda {
         };
         if sources::has_tensor_core_attention(heads) {
             let source = sources::tensor_core_attention(heads);
-            let tiles = self.tiles(sequences)?;
+            let tiles = self.tiles(sequences.ranges().collect())?;
             let launch = |name, heads: usize, by: &Block, shared| {
                 self.device.launch(
                     &source,
@@ -291,7 +324,7 @@ impl Cuda {
         scale: f64,
     ) -> Result<()> {
         let source = sources::hopper_attention(heads);
-        let tiles = self.tiles(sequences)?;
+        let tiles = self.tiles(sequences.ranges().collect())?;
         let qkv = forward.qkv;
         let (nq, nkv, padded) = (
             Int(heads.query as i32),

@@ -5,8 +5,8 @@ use super::gemm::Shape;
 use super::sources::{self, BLOCK_TOKENS};
 use super::{Cuda, Float, Ids, KvCache, Tensor, attention};
 use crate::{
-    AdamW, Error, Heads, Norms, Ops, PagedSequence, Result, RopeStyle, RopeTable, Sequences,
-    TokenStats,
+    AdamW, Draw, Drawn, Error, Heads, Norms, Ops, PagedSequence, Result, RopeStyle, RopeTable,
+    Sequences, TokenStats,
 };
 use half::bf16;
 use std::sync::Arc;
@@ -14,6 +14,8 @@ use std::sync::Arc;
 /// Vectors of 8 bf16 are the unit of memory traffic, so every row must be whole vectors.
 const VECTOR: usize = 8;
 pub(super) const THREADS: u32 = 256;
+/// Prompts of so many tokens are worth a tile of the tensor-core kernels.
+const WHOLE_PROMPT: usize = 32;
 
 fn shape_error(op: &'static str, detail: String) -> Error {
     Error::Shape { op, detail }
@@ -704,30 +706,47 @@ impl Ops for Cuda {
     ) -> Result<Tensor> {
         whole_vectors("attention_paged", heads.dim)?;
         let out = self.new_tensor(qkv.rows, heads.out_cols(), "attention")?;
-        let (mut table, mut seen, mut blocks) =
-            (vec![0u32; qkv.rows], vec![0u32; qkv.rows], Vec::new());
-        for sequence in sequences {
+        // A prompt read whole sees its own rows only: the kernels of training do that, with tensor cores.
+        let (whole, rest): (Vec<_>, Vec<_>) = sequences.iter().partition(|s| {
+            s.rows.len() == s.context
+                && s.context >= WHOLE_PROMPT
+                && sources::has_tensor_core_attention(heads)
+        });
+        if !whole.is_empty() {
+            let ranges = whole.iter().map(|s| s.rows.clone()).collect();
+            self.attention_of(qkv, heads, ranges, &out, scale)?;
+        }
+        let (mut which, mut table, mut seen, mut blocks) =
+            (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        for sequence in rest {
             let start = blocks.len() as u32;
             blocks.extend_from_slice(sequence.blocks);
             for row in sequence.rows.clone() {
-                table[row] = start;
-                seen[row] = (sequence.context - (sequence.rows.end - 1 - row)) as u32;
+                which.push(row as u32);
+                table.push(start);
+                seen.push((sequence.context - (sequence.rows.end - 1 - row)) as u32);
             }
         }
+        let rows = which.len();
+        if rows == 0 {
+            return Ok(out);
+        }
+        let which = self.tables.which.upload(&self.device, which)?;
         let table = self.tables.table.upload(&self.device, table)?;
         let seen = self.tables.seen.upload(&self.device, seen)?;
         let blocks = self.tables.blocks.upload(&self.device, blocks)?;
         let offset = (layer * cache.layer_elements * 2) as u64;
-        let (grid, threads) = warps(qkv.rows * heads.query);
+        let (grid, threads) = warps(rows * heads.query);
         let args = [
             Ptr(qkv.block.ptr),
+            Ptr(which.ptr),
             Ptr(cache.keys.ptr + offset),
             Ptr(cache.values.ptr + offset),
             Ptr(blocks.ptr),
             Ptr(table.ptr),
             Ptr(seen.ptr),
             Ptr(out.block.ptr),
-            Int(qkv.rows as i32),
+            Int(rows as i32),
             Int(heads.query as i32),
             Int(heads.kv as i32),
             F(scale as f32),
@@ -830,6 +849,52 @@ impl Ops for Cuda {
             entropy: column(1),
             lse: column(2),
         })
+    }
+
+    fn draw(&self, logits: &Float, draws: &[Draw], vocab: usize) -> Result<Option<Vec<Drawn>>> {
+        expect(
+            "draw",
+            draws.len() == logits.rows && vocab <= logits.cols,
+            || {
+                format!(
+                    "{} draws from {vocab} tokens for [{}, {}]",
+                    draws.len(),
+                    logits.rows,
+                    logits.cols
+                )
+            },
+        )?;
+        // As many tiles as the kernel keeps sums of.
+        if logits.rows == 0 || vocab > 256 * 4096 {
+            return Ok(logits.rows.eq(&0).then(Vec::new));
+        }
+        let how: Vec<f32> = draws
+            .iter()
+            .flat_map(|d| {
+                [
+                    d.inv_temperature as f32,
+                    d.uniform.map_or(-1.0, |u| u as f32),
+                ]
+            })
+            .collect();
+        let how = self.device.upload(&how, "how tokens are drawn")?;
+        let out = self.new_float(logits.rows, 2, "drawn tokens")?;
+        let args = [
+            Ptr(logits.block.ptr),
+            Ptr(how.ptr),
+            Ptr(out.block.ptr),
+            Long(logits.cols as i64),
+            Int(vocab as i32),
+        ];
+        let grid = (logits.rows as u32, 1, 1);
+        self.device
+            .launch(&sources::draw(), "draw", grid, 1024, 0, &args)?;
+        let drawn = self.read_float(&out)?;
+        let drawn = drawn.chunks_exact(2).map(|row| Drawn {
+            token: row[0].to_bits(),
+            logprob: f64::from(row[1]),
+        });
+        Ok(Some(drawn.collect()))
     }
 
     fn logits_backward(

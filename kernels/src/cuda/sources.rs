@@ -28,6 +28,10 @@ pub(super) fn head() -> Source {
     source!("head/kernel")
 }
 
+pub(super) fn draw() -> Source {
+    source!("draw/kernel")
+}
+
 pub(super) fn adamw() -> Source {
     source!("adamw/kernel")
 }
@@ -85,7 +89,7 @@ pub(super) fn paged_attention(heads: Heads) -> Source {
 
 /// Every file for an architecture, in the specialisations of head widths 64 and 128: what the compile gate compiles.
 pub fn all(arch: &str) -> Vec<Source> {
-    let mut sources = vec![rows(), embedding(), swiglu(), head(), adamw()];
+    let mut sources = vec![rows(), embedding(), swiglu(), head(), draw(), adamw()];
     sources.extend([(32, 2), (64, 2), (256, 2), (512, 4)].map(|(lanes, per)| rmsnorm(lanes, per)));
     for dim in [64, 128] {
         let heads = Heads {

@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex};
 #[derive(Default)]
 pub(super) struct Tables {
     pub(super) slots: Last,
+    pub(super) which: Last,
     pub(super) table: Last,
     pub(super) seen: Last,
     pub(super) blocks: Last,

@@ -17,14 +17,14 @@ extern "C" __global__ void kv_write(const u16* qkv, const u32* slots, u16* k, u1
   }
 }
 
-// seen[row]: keys the row attends to; table[row]: where its sequence's block list starts in `blocks`.
+// which[i]: a row of qkv; seen[i]: keys it attends to; table[i]: where its sequence's block list starts in `blocks`.
 extern "C" __global__ void __launch_bounds__(128)
-attention_paged(const u16* qkv, const u16* kc, const u16* vc, const u32* blocks, const u32* table, const u32* seen, u16* o,
+attention_paged(const u16* qkv, const u32* which, const u16* kc, const u16* vc, const u32* blocks, const u32* table, const u32* seen, u16* o,
                 int rows, int nq, int nkv, float scale) {
   int lane = threadIdx.x % LANES, group = threadIdx.x % 32 / LANES;
   i64 job = (i64)blockIdx.x * (blockDim.x / 32) + (threadIdx.x >> 5);
   if (job >= (i64)rows * nq) return;
-  int t = (int)(job / nq), h = (int)(job % nq), g = h / (nq / nkv);
+  int i = (int)(job / nq), t = (int)which[i], h = (int)(job % nq), g = h / (nq / nkv);
   bool mine = lane < DIM / 8;
   i64 width = (i64)(nq + 2 * nkv) * DIM;
   float q[8], acc[8], m = -INF, sum = 0.f;
@@ -36,8 +36,8 @@ attention_paged(const u16* qkv, const u16* kc, const u16* vc, const u32* blocks,
     q[e] *= scale;
     acc[e] = 0.f;
   }
-  int keys = (int)seen[t];
-  const u32* list = blocks + table[t];
+  int keys = (int)seen[i];
+  const u32* list = blocks + table[i];
   for (int first = 0; first < keys; first += GROUPS * UNROLL) {
     Vec8 kv[UNROLL]{}, vv[UNROLL]{};
 #pragma unroll

@@ -1,7 +1,9 @@
 //! How fast, on shapes of Qwen3: bytes counted once in and once out against a device copy, products in TFLOP/s.
 
 use slime_kernels::cuda::Cuda;
-use slime_kernels::{AdamW, Heads, Norms, Ops, Result, RopeStyle, RopeTable, Sequences};
+use slime_kernels::{
+    AdamW, Draw, Heads, Norms, Ops, PagedSequence, Result, RopeStyle, RopeTable, Sequences,
+};
 
 const RUNS: u32 = 10;
 
@@ -134,6 +136,7 @@ fn table(cuda: &Cuda) -> Result<()> {
     ] {
         attention(&table, heads, lengths)?;
     }
+    serving(&table, 256, 1280)?;
     for (rows, inputs, outputs) in [
         (16_384, 1024, 4096),
         (16_384, 1024, 6144),
@@ -324,6 +327,52 @@ fn attention(t: &Table<'_>, heads: Heads, lengths: Vec<usize>) -> Result<()> {
         cuda.attention_backward(&dout, &qkv, &out, &lse, heads, &sequences, scale)
             .map(drop)
     })
+}
+
+/// A decoding step of `rows` sequences of `context` tokens each: attention through the cache, and drawing.
+fn serving(t: &Table<'_>, rows: usize, context: usize) -> Result<()> {
+    let cuda = t.cuda;
+    let heads = Heads {
+        query: 16,
+        kv: 8,
+        dim: 128,
+    };
+    let blocks_of_one = context.div_ceil(cuda.kv_block_tokens());
+    let cache = cuda.kv_cache(1, rows * blocks_of_one, heads)?;
+    // Blocks of different sequences lie between each other, as after many steps.
+    let blocks: Vec<Vec<u32>> = (0..rows)
+        .map(|s| (0..blocks_of_one).map(|b| (b * rows + s) as u32).collect())
+        .collect();
+    let sequences: Vec<PagedSequence<'_>> = (0..rows)
+        .map(|s| PagedSequence {
+            rows: s..s + 1,
+            context,
+            blocks: &blocks[s],
+        })
+        .collect();
+    let qkv = random(cuda, rows, heads.qkv_cols())?;
+    let bytes = (rows * context * heads.kv * heads.dim * 4) as f64;
+    let shape = format!("{rows} x {context}, 16/8 x 128");
+    t.bytes("attention_paged", shape, bytes, || {
+        cuda.attention_paged(&cache, 0, &qkv, heads, &sequences, 0.088)
+            .map(drop)
+    })?;
+    let vocab = 151_936;
+    let (h, w) = (random(cuda, rows, 1024)?, random(cuda, vocab, 1024)?);
+    let logits = cuda.logits(&h, &w)?;
+    let draws = vec![
+        Draw {
+            inv_temperature: 1.0,
+            uniform: Some(0.5)
+        };
+        rows
+    ];
+    t.bytes(
+        "draw",
+        format!("[{rows}, {vocab}]"),
+        (8 * rows * vocab) as f64,
+        || cuda.draw(&logits, &draws, vocab).map(drop),
+    )
 }
 
 fn products(t: &Table<'_>, rows: usize, inputs: usize, outputs: usize) -> Result<()> {

@@ -1,7 +1,7 @@
 //! What is computed, generically over the backend, so that both run the same lines.
 
 use slime_kernels::{
-    AdamW, Heads, Norms, Ops, PagedSequence, Result, RopeStyle, RopeTable, Sequences,
+    AdamW, Draw, Drawn, Heads, Norms, Ops, PagedSequence, Result, RopeStyle, RopeTable, Sequences,
 };
 
 /// How near two backends should come.
@@ -75,6 +75,36 @@ enum Body {
     SumSquares {
         count: usize,
     },
+}
+
+/// Draws whose answers rounding cannot change, with the answers: of every row one of its five likeliest tokens, asked for
+/// at the middle of its share of the distribution, or the likeliest itself as greedy decoding asks.
+fn draws(logits: &[f64], cols: usize, vocab: usize, temperature: f64) -> (Vec<Draw>, Vec<Drawn>) {
+    let rows = logits.chunks_exact(cols).enumerate().map(|(row, z)| {
+        let u: Vec<f64> = z[..vocab].iter().map(|z| z / temperature).collect();
+        let most = u.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let total: f64 = u.iter().map(|u| (u - most).exp()).sum();
+        let mut order: Vec<usize> = (0..vocab).collect();
+        order.sort_by(|&a, &b| u[b].total_cmp(&u[a]));
+        let greedy = row % 3 == 2;
+        let token = order[if greedy { 0 } else { row % 5 }];
+        let before: f64 = u[..token].iter().map(|u| (u - most).exp()).sum();
+        let share = (u[token] - most).exp();
+        let uniform = (!greedy).then_some((before + share / 2.0) / total);
+        let logprob = share.ln() - total.ln();
+        let draw = Draw {
+            inv_temperature: 1.0 / temperature,
+            uniform,
+        };
+        (
+            draw,
+            Drawn {
+                token: token as u32,
+                logprob,
+            },
+        )
+    });
+    rows.unzip()
 }
 
 pub(crate) struct Case {
@@ -373,6 +403,13 @@ impl Body {
                 out.put("logprob", Kind::Float, stats.logprob.clone());
                 out.put("entropy", Kind::Float, stats.entropy.clone());
                 out.put("lse", Kind::Float, stats.lse.clone());
+                let (draws, expected) =
+                    draws(&o.read_float_f64(&logits)?, cols, vocab, temperature);
+                let drawn = o.draw(&logits, &draws, vocab)?.unwrap_or(expected);
+                let tokens = drawn.iter().map(|d| f64::from(d.token)).collect();
+                out.put("drawn", Kind::Exact, tokens);
+                let logprobs = drawn.iter().map(|d| d.logprob).collect();
+                out.put("drawn logprob", Kind::Float, logprobs);
                 let weights = |seed| {
                     numbers(seed, rows)
                         .into_iter()
@@ -533,7 +570,15 @@ pub(crate) fn all() -> Vec<Case> {
     );
     for dim in [16, 64, 128] {
         for (query, kv) in [(1, 1), (4, 2), (8, 1)] {
-            let contexts = vec![(1, 1), (1, 300), (33, 40), (17, 17), (1, 16)];
+            let contexts = vec![
+                (1, 1),
+                (64, 64),
+                (1, 300),
+                (33, 40),
+                (17, 17),
+                (200, 200),
+                (1, 16),
+            ];
             add(
                 "attention_paged",
                 Body::Paged {

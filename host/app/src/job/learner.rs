@@ -20,6 +20,8 @@ pub struct Learner<O: Ops> {
     pub checkpoints: PathBuf,
     /// Newest ones kept.
     pub keep: usize,
+    /// Numbers that engines get: those the trainer computes with.
+    pub published: hf::Dtype,
 }
 
 impl<O: Ops> Learner<O> {
@@ -52,7 +54,7 @@ impl<O: Ops> Learn for Learner<O> {
         save_weights(
             dir,
             &self.model.spec,
-            hf::Dtype::F32,
+            self.published,
             DEFAULT_SHARD_BYTES,
             read,
         )

@@ -10,6 +10,7 @@ use crate::config::Problem;
 use crate::error::{Failure, Result, at_path};
 use crate::telemetry::Metrics;
 use crate::telemetry::console::{Console, Progress};
+use crate::wire::device::published;
 use crate::wire::model::{load_other, model_failed};
 use crate::wire::{refused, sources};
 use slime_core::Step;
@@ -65,6 +66,7 @@ pub async fn learner<O: Ops>(
         model: model.clone(),
         checkpoints,
         keep: plan.run.keep_checkpoints,
+        published: published(plan.model.device),
     };
     if warmed {
         if plan.train.needs_reference().is_some() && plan.model.reference.is_none() {

@@ -4,6 +4,7 @@
 use crate::config::{Device, Dtype, Problem};
 use slime_kernels::Cpu;
 use slime_kernels::cuda::Cuda;
+use slime_model::hf;
 use std::sync::Arc;
 
 /// An open device.
@@ -46,6 +47,14 @@ pub fn check_dtype(device: Device, dtype: Option<Dtype>) -> Result<(), Problem> 
         )
         .help("leave the dtype out, or choose the device cpu")),
         _ => Ok(()),
+    }
+}
+
+/// What engines are sent: the numbers that the trainer's forward pass used.
+pub fn published(device: Device) -> hf::Dtype {
+    match device {
+        Device::Cpu => hf::Dtype::F32,
+        Device::Cuda => hf::Dtype::Bf16,
     }
 }
 

@@ -5,13 +5,12 @@ use super::plan::Plan;
 use super::sequence::Sequence;
 use crate::Result;
 use crate::forward::{Forward, Rows};
+use crate::random;
 use crate::request::{Finish, Token};
 use crate::sampler::{self, NotFinite};
 use rayon::prelude::*;
-use slime_kernels::PagedSequence;
-
-/// Logits of so many rows exist at once: prompt scoring would otherwise hold `[prompt, vocab]`.
-const LOGIT_ROWS: usize = 64;
+use slime_kernels::{Draw, PagedSequence};
+use std::ops::Range;
 
 /// A token for each wanted row.
 type Drawn = Vec<Result<Token, NotFinite>>;
@@ -76,12 +75,61 @@ impl<F: Forward> Scheduler<F> {
         };
         let hidden = self.model.forward(&rows, &wanted)?;
         let mut drawn = Vec::with_capacity(uses.len());
-        for start in (0..uses.len()).step_by(LOGIT_ROWS) {
-            let range = start..(start + LOGIT_ROWS).min(uses.len());
+        let chunk = self.model.logit_rows();
+        for start in (0..uses.len()).step_by(chunk) {
+            let range = start..(start + chunk).min(uses.len());
+            if let Some(mut tokens) = self.draw_on_device(&hidden, range.clone(), &uses)? {
+                drawn.append(&mut tokens);
+                continue;
+            }
             let mut logits = self.model.logits(&hidden, range.clone())?;
             drawn.append(&mut self.draw(&uses[range], &mut logits));
         }
         Ok((uses, drawn))
+    }
+
+    /// Tokens of the `range` of rows, where the device draws and every one of them asks for no more than a temperature.
+    fn draw_on_device(
+        &self,
+        hidden: &F::Hidden,
+        range: Range<usize>,
+        uses: &[Use],
+    ) -> Result<Option<Drawn>> {
+        let vocab = self.limits.vocab;
+        let how = |what: &Use| {
+            let request = &self.running[what.sequence].request;
+            let params = &request.params;
+            let plain = !what.scores && request.wanted.top == 0 && params.plain(vocab);
+            plain.then(|| match params.greedy() {
+                true => Draw {
+                    inv_temperature: 1.0,
+                    uniform: None,
+                },
+                false => Draw {
+                    inv_temperature: 1.0 / params.temperature,
+                    uniform: Some(random::uniform(request.seed, what.position as u64 + 1)),
+                },
+            })
+        };
+        let Some(draws) = uses[range.clone()]
+            .iter()
+            .map(how)
+            .collect::<Option<Vec<_>>>()
+        else {
+            return Ok(None);
+        };
+        let tokens = self.model.draw(hidden, range, &draws, vocab)?;
+        Ok(tokens.map(|tokens| {
+            let token = |drawn: slime_kernels::Drawn| match drawn.logprob.is_nan() {
+                true => Err(NotFinite),
+                false => Ok(Token {
+                    id: drawn.token,
+                    logprob: Some(drawn.logprob as f32),
+                    top: Vec::new(),
+                }),
+            };
+            tokens.into_iter().map(token).collect()
+        }))
     }
 
     /// A token for each row of `logits: [uses, vocab]`.
