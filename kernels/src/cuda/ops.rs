@@ -2,7 +2,7 @@
 
 use super::device::Arg::{self, Float as F, Int, Long, Ptr};
 use super::gemm::Shape;
-use super::sources::{self, BLOCK_TOKENS};
+use super::sources::{self, BLOCK_TOKENS, SPLIT};
 use super::{Cuda, Float, Ids, KvCache, Tensor, attention};
 use crate::{
     AdamW, Draw, Drawn, Error, Heads, Norms, Ops, PagedSequence, Result, RopeStyle, RopeTable,
@@ -731,12 +731,23 @@ impl Ops for Cuda {
         if rows == 0 {
             return Ok(out);
         }
+        let splits = seen
+            .iter()
+            .map(|&s| (s as usize).div_ceil(SPLIT))
+            .max()
+            .unwrap_or(1);
+        let parts = if splits == 1 {
+            0
+        } else {
+            rows * heads.query * splits
+        };
+        let parts = self.new_float(parts, heads.dim + 2, "attention's parts")?;
         let which = self.tables.which.upload(&self.device, which)?;
         let table = self.tables.table.upload(&self.device, table)?;
         let seen = self.tables.seen.upload(&self.device, seen)?;
         let blocks = self.tables.blocks.upload(&self.device, blocks)?;
         let offset = (layer * cache.layer_elements * 2) as u64;
-        let (grid, threads) = warps(rows * heads.query);
+        let source = sources::paged_attention(heads);
         let args = [
             Ptr(qkv.block.ptr),
             Ptr(which.ptr),
@@ -746,14 +757,28 @@ impl Ops for Cuda {
             Ptr(table.ptr),
             Ptr(seen.ptr),
             Ptr(out.block.ptr),
-            Int(rows as i32),
+            Ptr(parts.block.ptr),
             Int(heads.query as i32),
             Int(heads.kv as i32),
             F(scale as f32),
         ];
-        let source = sources::paged_attention(heads);
+        let head_groups = heads.query / sources::shared_heads(heads);
+        let grid = (rows as u32, head_groups as u32, splits as u32);
         self.device
-            .launch(&source, "attention_paged", grid, threads, 0, &args)?;
+            .launch(&source, "attention_paged", grid, 128, 0, &args)?;
+        if splits > 1 {
+            let args = [
+                Ptr(parts.block.ptr),
+                Ptr(which.ptr),
+                Ptr(seen.ptr),
+                Ptr(out.block.ptr),
+                Int(splits as i32),
+                Int(heads.query as i32),
+            ];
+            let grid = (rows as u32, heads.query as u32, 1);
+            self.device
+                .launch(&source, "attention_merge", grid, 128, 0, &args)?;
+        }
         Ok(out)
     }
 

@@ -23,6 +23,20 @@ impl Drop for Block {
     }
 }
 
+impl Drop for Pool {
+    fn drop(&mut self) {
+        if self.context.bind_to_thread().is_err() {
+            return;
+        }
+        let state = self.state.get_mut().unwrap_or_else(|e| e.into_inner());
+        for ptr in std::mem::take(&mut state.free).into_values().flatten() {
+            // SAFETY: the pointer came from malloc_sync, and no Block holds it: each keeps the pool alive. A failure
+            // leaves the memory to the driver, which takes it back with the context.
+            let _ = unsafe { result::free_sync(ptr) };
+        }
+    }
+}
+
 pub(super) struct Pool {
     context: Arc<CudaContext>,
     /// Where fresh blocks are filled with NaN, if they are.

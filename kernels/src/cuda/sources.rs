@@ -78,12 +78,25 @@ pub(super) fn hopper_attention(heads: Heads) -> Source {
     source!("attention/hopper", format!("DIM={}", heads.dim))
 }
 
+/// Keys that one thread block of paged attention reads, as in its kernel.
+pub(super) const SPLIT: usize = 512;
+
+/// Query heads that a thread block serves together: as many of those sharing a key head as registers allow.
+pub(super) fn shared_heads(heads: Heads) -> usize {
+    let sharing = heads.query / heads.kv;
+    (1..=4)
+        .rev()
+        .find(|n| sharing.is_multiple_of(*n))
+        .unwrap_or(1)
+}
+
 pub(super) fn paged_attention(heads: Heads) -> Source {
     source!(
         "paged_attention/kernel",
         format!("DIM={}", heads.dim),
         format!("BLOCK={BLOCK_TOKENS}"),
-        format!("LANES={}", lanes_of_head(heads))
+        format!("LANES={}", lanes_of_head(heads)),
+        format!("HG={}", shared_heads(heads))
     )
 }
 

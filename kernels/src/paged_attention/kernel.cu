@@ -1,13 +1,18 @@
-// Keys and values live in blocks of BLOCK tokens: k, v: [layers, blocks, BLOCK, nkv DIM]. A warp a (row, head): LANES threads
-// hold a head, 8 elements each, so 32 / LANES keys are looked at together, UNROLL times over. Each such group keeps its own
-// softmax; they are merged at the end, in an order that depends on nothing but the number of keys.
+// Keys and values live in blocks of BLOCK tokens: k, v: [layers, blocks, BLOCK, nkv DIM]. A thread block reads SPLIT keys of
+// one row and one key head for HG query heads that share it: LANES threads hold a head, 8 elements each, so a warp looks at
+// 32 / LANES keys together, UNROLL times over, and each such group keeps a softmax of its own. They are merged at the end, in
+// an order that depends on nothing but the number of keys; rows of more than SPLIT keys leave parts for attention_merge.
 #ifndef DIM
 #define DIM 64
 #define BLOCK 16
 #define LANES 8
+#define HG 2
 #endif
 #define GROUPS (32 / LANES)
 #define UNROLL 4
+#define WARPS 4
+#define SPLIT 512
+#define PART (DIM + 2)
 
 extern "C" __global__ void kv_write(const u16* qkv, const u32* slots, u16* k, u16* v, int nq, int nkv) {
   i64 row = blockIdx.x, width = (i64)(nq + 2 * nkv) * DIM, to = (i64)slots[row] * nkv * DIM;
@@ -18,78 +23,147 @@ extern "C" __global__ void kv_write(const u16* qkv, const u32* slots, u16* k, u1
 }
 
 // which[i]: a row of qkv; seen[i]: keys it attends to; table[i]: where its sequence's block list starts in `blocks`.
-extern "C" __global__ void __launch_bounds__(128)
-attention_paged(const u16* qkv, const u32* which, const u16* kc, const u16* vc, const u32* blocks, const u32* table, const u32* seen, u16* o,
-                int rows, int nq, int nkv, float scale) {
-  int lane = threadIdx.x % LANES, group = threadIdx.x % 32 / LANES;
-  i64 job = (i64)blockIdx.x * (blockDim.x / 32) + (threadIdx.x >> 5);
-  if (job >= (i64)rows * nq) return;
-  int i = (int)(job / nq), t = (int)which[i], h = (int)(job % nq), g = h / (nq / nkv);
+// parts: [rows, nq, splits, PART], sums of values and then (largest score, sum of weights).
+extern "C" __global__ void __launch_bounds__(32 * WARPS)
+attention_paged(const u16* qkv, const u32* which, const u16* kc, const u16* vc, const u32* blocks, const u32* table,
+                const u32* seen, u16* o, float* parts, int nq, int nkv, float scale) {
+  int i = blockIdx.x, h0 = blockIdx.y * HG, keys = (int)seen[i];
+  int begin = blockIdx.z * SPLIT, end = keys < begin + SPLIT ? keys : begin + SPLIT;
+  if (begin >= keys) return;
+  int warp = threadIdx.x >> 5, lane = threadIdx.x % LANES, group = threadIdx.x % 32 / LANES;
+  int t = (int)which[i], g = h0 / (nq / nkv);
   bool mine = lane < DIM / 8;
   i64 width = (i64)(nq + 2 * nkv) * DIM;
-  float q[8], acc[8], m = -INF, sum = 0.f;
-  Vec8 packed{};
-  if (mine) packed = load8(qkv + t * width + h * DIM + 8 * lane);
-  unpack8(packed, q);
+  float q[HG][8], acc[HG][8], m[HG], sum[HG];
 #pragma unroll
-  for (int e = 0; e < 8; e++) {
-    q[e] *= scale;
-    acc[e] = 0.f;
+  for (int h = 0; h < HG; h++) {
+    Vec8 packed{};
+    if (mine) packed = load8(qkv + t * width + (h0 + h) * DIM + 8 * lane);
+    unpack8(packed, q[h]);
+    m[h] = -INF;
+    sum[h] = 0.f;
+#pragma unroll
+    for (int e = 0; e < 8; e++) {
+      q[h][e] *= scale;
+      acc[h][e] = 0.f;
+    }
   }
-  int keys = (int)seen[i];
   const u32* list = blocks + table[i];
-  for (int first = 0; first < keys; first += GROUPS * UNROLL) {
+  for (int first = begin + warp * GROUPS * UNROLL; first < end; first += WARPS * GROUPS * UNROLL) {
     Vec8 kv[UNROLL]{}, vv[UNROLL]{};
 #pragma unroll
     for (int u = 0; u < UNROLL; u++) {
       int j = first + u * GROUPS + group;
-      if (j < keys && mine) {
+      if (j < end && mine) {
         i64 at = (((i64)list[j / BLOCK] * BLOCK + j % BLOCK) * nkv + g) * DIM + 8 * lane;
         kv[u] = load8(kc + at);
         vv[u] = load8(vc + at);
       }
     }
-    float s[UNROLL], top = m;
+    float s[HG][UNROLL];
 #pragma unroll
     for (int u = 0; u < UNROLL; u++) {
       float k[8];
       unpack8(kv[u], k);
-      s[u] = 0.f;
 #pragma unroll
-      for (int e = 0; e < 8; e++) s[u] += q[e] * k[e];
+      for (int h = 0; h < HG; h++) {
+        s[h][u] = 0.f;
 #pragma unroll
-      for (int d = LANES / 2; d; d >>= 1) s[u] += __shfl_xor_sync(0xffffffffu, s[u], d);
-      if (first + u * GROUPS + group >= keys) s[u] = -INF;
-      top = fmaxf(top, s[u]);
+        for (int e = 0; e < 8; e++) s[h][u] += q[h][e] * k[e];
+#pragma unroll
+        for (int d = LANES / 2; d; d >>= 1) s[h][u] += __shfl_xor_sync(0xffffffffu, s[h][u], d);
+        if (first + u * GROUPS + group >= end) s[h][u] = -INF;
+      }
     }
-    float base = top == -INF ? 0.f : top, c = __expf(m - base);  // a group may have no key yet
-    m = top;
-    sum *= c;
 #pragma unroll
-    for (int e = 0; e < 8; e++) acc[e] *= c;
+    for (int h = 0; h < HG; h++) {
+      float top = m[h];
+#pragma unroll
+      for (int u = 0; u < UNROLL; u++) top = fmaxf(top, s[h][u]);
+      float base = top == -INF ? 0.f : top, c = __expf(m[h] - base);  // a group may have no key yet
+      m[h] = top;
+      sum[h] *= c;
+#pragma unroll
+      for (int e = 0; e < 8; e++) acc[h][e] *= c;
+#pragma unroll
+      for (int u = 0; u < UNROLL; u++) {
+        s[h][u] = __expf(s[h][u] - base);
+        sum[h] += s[h][u];
+      }
+    }
 #pragma unroll
     for (int u = 0; u < UNROLL; u++) {
-      float p = __expf(s[u] - base), v[8];
+      float v[8];
       unpack8(vv[u], v);
-      sum += p;
 #pragma unroll
-      for (int e = 0; e < 8; e++) acc[e] += p * v[e];
+      for (int h = 0; h < HG; h++)
+#pragma unroll
+        for (int e = 0; e < 8; e++) acc[h][e] += s[h][u] * v[e];
     }
   }
+  __shared__ float values[WARPS][HG][DIM], tops[WARPS][HG], sums[WARPS][HG];
 #pragma unroll
-  for (int d = LANES; d < 32; d <<= 1) {
-    float other = __shfl_xor_sync(0xffffffffu, m, d), top = fmaxf(m, other);
-    float c = m == -INF ? 0.f : __expf(m - top);
-    m = top;
-    sum *= c;
-    sum += __shfl_xor_sync(0xffffffffu, sum, d);
+  for (int h = 0; h < HG; h++) {
 #pragma unroll
-    for (int e = 0; e < 8; e++) {
-      acc[e] *= c;
-      acc[e] += __shfl_xor_sync(0xffffffffu, acc[e], d);
+    for (int d = LANES; d < 32; d <<= 1) {
+      float other = __shfl_xor_sync(0xffffffffu, m[h], d), top = fmaxf(m[h], other);
+      float c = m[h] == -INF ? 0.f : __expf(m[h] - top);
+      m[h] = top;
+      sum[h] *= c;
+      sum[h] += __shfl_xor_sync(0xffffffffu, sum[h], d);
+#pragma unroll
+      for (int e = 0; e < 8; e++) {
+        acc[h][e] *= c;
+        acc[h][e] += __shfl_xor_sync(0xffffffffu, acc[h][e], d);
+      }
+    }
+    if (group == 0 && mine) {
+#pragma unroll
+      for (int e = 0; e < 8; e++) values[warp][h][8 * lane + e] = acc[h][e];
+      if (lane == 0) {
+        tops[warp][h] = m[h];
+        sums[warp][h] = sum[h];
+      }
     }
   }
+  __syncthreads();
+  for (int x = threadIdx.x; x < HG * DIM; x += 32 * WARPS) {
+    int h = x / DIM, c = x % DIM;
+    float top = tops[0][h], total = 0.f, value = 0.f;
 #pragma unroll
-  for (int e = 0; e < 8; e++) acc[e] /= sum;
-  if (group == 0 && mine) store8(o + (i64)t * nq * DIM + h * DIM + 8 * lane, pack8(acc));
+    for (int w = 1; w < WARPS; w++) top = fmaxf(top, tops[w][h]);
+#pragma unroll
+    for (int w = 0; w < WARPS; w++) {
+      float f = tops[w][h] == -INF ? 0.f : __expf(tops[w][h] - top);
+      total += f * sums[w][h];
+      value += f * values[w][h][c];
+    }
+    if (keys <= SPLIT) {
+      o[(i64)t * nq * DIM + (h0 + h) * DIM + c] = to_bf(value / total);
+    } else {
+      float* to = parts + (((i64)i * nq + h0 + h) * gridDim.z + blockIdx.z) * PART;
+      to[c] = value;
+      if (c == 0) {
+        to[DIM] = top;
+        to[DIM + 1] = total;
+      }
+    }
+  }
+}
+
+// A block a row and query head, a thread a column.
+extern "C" __global__ void __launch_bounds__(128)
+attention_merge(const float* parts, const u32* which, const u32* seen, u16* o, int splits, int nq) {
+  int i = blockIdx.x, h = blockIdx.y, keys = (int)seen[i];
+  if (keys <= SPLIT) return;
+  const float* from = parts + ((i64)i * nq + h) * splits * PART;
+  int mine = (keys + SPLIT - 1) / SPLIT;
+  float top = -INF, total = 0.f;
+  for (int p = 0; p < mine; p++) top = fmaxf(top, from[p * PART + DIM]);
+  for (int p = 0; p < mine; p++) total += __expf(from[p * PART + DIM] - top) * from[p * PART + DIM + 1];
+  for (int c = threadIdx.x; c < DIM; c += 128) {
+    float value = 0.f;
+    for (int p = 0; p < mine; p++) value += __expf(from[p * PART + DIM] - top) * from[p * PART + c];
+    o[(i64)which[i] * nq * DIM + h * DIM + c] = to_bf(value / total);
+  }
 }
