@@ -7,6 +7,9 @@
 //! | [`LiveTrajectory`] | rollout | runtime (host half of the generator world) |
 //! | [`Generator`] | rollout (built in), runtime (components) | rollout |
 //! | [`Verifier`], [`Source`] | runtime, rollout (files) | rollout |
+//! | [`GroupVerifier`], [`Filter`], [`Shaper`] | runtime (components) | rollout |
+//! | [`Tools`] | runtime (components) | runtime (host half of generators) |
+//! | [`Models`] | rollout (pool) | runtime (host half of judges) |
 
 use crate::{
     Accounting, FinishReason, Message, Outcome, Prompt, SamplingParams, Tool, Trajectory,
@@ -214,6 +217,117 @@ pub trait Verifier: Send + Sync {
     fn name(&self) -> &str;
     /// Score one finished rollout. Never fails: what goes wrong is an [`Outcome`].
     fn score(&self, item: ScoreRequest) -> BoxFuture<'_, Scored>;
+}
+
+/// All rollouts of one prompt, as group plugins read them: each with what its verifier made of it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct GroupRequest {
+    /// In order of index, at least one.
+    pub rollouts: Vec<(Arc<ScoreRequest>, Outcome)>,
+    /// Fixes the randomness the plugin may see.
+    pub seed: u64,
+}
+
+/// A group plugin's answer and its cost.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GroupAnswer<T> {
+    /// What it said of the whole group, or why it said nothing.
+    pub answer: Result<T, Outcome>,
+    /// What the call cost.
+    pub cost: Accounting,
+}
+
+/// Scores the rollouts of one prompt together.
+pub trait GroupVerifier: Send + Sync {
+    /// Its name in metrics.
+    fn name(&self) -> &str;
+    /// One outcome a rollout, in order of index. Never fails: where the whole call fails, every rollout ends so.
+    fn score_group(&self, group: GroupRequest) -> BoxFuture<'_, (Vec<Outcome>, Accounting)>;
+}
+
+/// What becomes of a group.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Decision {
+    /// It may be trained on.
+    Keep,
+    /// It is dropped, for this reason.
+    Drop(String),
+}
+
+/// Keeps groups or drops them, by raw rewards.
+pub trait Filter: Send + Sync {
+    /// Its name in metrics.
+    fn name(&self) -> &str;
+    /// Decide about one group.
+    fn decide(&self, group: GroupRequest) -> BoxFuture<'_, GroupAnswer<Decision>>;
+}
+
+/// Rewards of a group in, rewards out.
+pub trait Shaper: Send + Sync {
+    /// Its name in metrics.
+    fn name(&self) -> &str;
+    /// New rewards in order of index; `None` exactly where the rollout was not scored.
+    fn shape(&self, group: GroupRequest) -> BoxFuture<'_, GroupAnswer<Vec<Option<f64>>>>;
+}
+
+/// Why a tool did not answer.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum ToolError {
+    /// There is no such tool, or the arguments do not fit: the policy's mistake, to be told to it.
+    #[error("{0}")]
+    InvalidInput(String),
+    /// The tool failed, or its budget ran out.
+    #[error("{0}")]
+    Failed(Outcome),
+}
+
+/// Runs tools for the policy.
+pub trait Tools: Send + Sync {
+    /// Its name in metrics.
+    fn name(&self) -> &str;
+    /// The tools, as the chat template takes them (OpenAI's shape).
+    fn definitions(&self) -> &[Tool];
+    /// Call one. `arguments` is a JSON object as text.
+    fn call(
+        &self,
+        name: String,
+        arguments: String,
+        seed: u64,
+    ) -> BoxFuture<'_, (Result<String, ToolError>, Accounting)>;
+}
+
+/// One question to a named model of the pool. What it answers is never trained on.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Ask {
+    /// A name from the run's configuration.
+    pub model: String,
+    /// The conversation.
+    pub messages: Vec<Message>,
+    /// At most this many tokens.
+    pub max_tokens: u32,
+    /// 0 is greedy.
+    pub temperature: f64,
+    /// Fixes the sampling, as far as the model's engine is repeatable.
+    pub seed: u64,
+}
+
+/// What a model of the pool answered.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ModelAnswer {
+    /// Decoded, special tokens left out.
+    pub text: String,
+    /// Why it ended.
+    pub finish: FinishReason,
+    /// Tokens sampled.
+    pub num_tokens: u32,
+}
+
+/// Named models of the pool, for judges.
+pub trait Models: Send + Sync {
+    /// The names that may be asked.
+    fn names(&self) -> Vec<String>;
+    /// Ask one of them.
+    fn ask(&self, ask: Ask) -> BoxFuture<'_, Result<ModelAnswer, LiveError>>;
 }
 
 /// Why a source gave no prompt.

@@ -9,8 +9,8 @@ use std::hash::{Hash, Hasher};
 use std::io::Write;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use wasmtime::Engine;
 use wasmtime::component::Component;
+use wasmtime::{Engine, Module};
 
 pub(crate) struct Cache {
     dir: PathBuf,
@@ -35,12 +35,21 @@ impl Cache {
 
     /// The compiled form of a component, where it is at hand.
     pub(crate) fn get(&self, engine: &Engine, digest: &str) -> Option<Component> {
+        self.load(digest, |path| load(engine, path))
+    }
+
+    /// The compiled form of a core module, where it is at hand.
+    pub(crate) fn module(&self, engine: &Engine, digest: &str) -> Option<Module> {
+        self.load(digest, |path| load_module(engine, path))
+    }
+
+    fn load<T>(&self, digest: &str, load: impl FnOnce(&Path) -> wasmtime::Result<T>) -> Option<T> {
         let path = self.path(digest);
         if !path.exists() {
             return None;
         }
-        match load(engine, &path) {
-            Ok(component) => Some(component),
+        match load(&path) {
+            Ok(loaded) => Some(loaded),
             Err(error) => {
                 // Torn or of another build: made anew.
                 tracing::debug!(path = %path.display(), %error, "a compiled plugin is unusable");
@@ -51,9 +60,17 @@ impl Cache {
 
     /// Keep a compiled form. Failing to is no more than slow.
     pub(crate) fn put(&self, component: &Component, digest: &str) {
+        self.keep(component.serialize(), digest);
+    }
+
+    /// [`Self::put`] for a core module.
+    pub(crate) fn put_module(&self, module: &Module, digest: &str) {
+        self.keep(module.serialize(), digest);
+    }
+
+    fn keep(&self, compiled: wasmtime::Result<Vec<u8>>, digest: &str) {
         let path = self.path(digest);
-        let written = component
-            .serialize()
+        let written = compiled
             .map_err(|error| error.to_string())
             .and_then(|bytes| {
                 // The name is the process's own, so two that compile the same component do not meet.
@@ -85,6 +102,16 @@ fn load(engine: &Engine, path: &Path) -> wasmtime::Result<Component> {
     // user and that nobody else may write (checked by `prepare`), under a name that only `Cache::put` makes, put
     // there by a rename of a complete file. The engine itself refuses files of another version or configuration.
     unsafe { Component::deserialize_file(engine, path) }
+}
+
+#[allow(
+    unsafe_code,
+    reason = "loading compiled code is unsafe by nature; see the SAFETY comment"
+)]
+fn load_module(engine: &Engine, path: &Path) -> wasmtime::Result<Module> {
+    // SAFETY: as for `load`: the file is one that `Module::serialize` wrote, under a name that only
+    // `Cache::put_module` makes, in a directory that is closed to others.
+    unsafe { Module::deserialize_file(engine, path) }
 }
 
 /// Make the directory, or see to it that it is closed to others.
@@ -129,6 +156,6 @@ pub(crate) fn digest(bytes: &[u8]) -> String {
     hex(&Sha256::digest(bytes))
 }
 
-fn hex(bytes: &[u8]) -> String {
+pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

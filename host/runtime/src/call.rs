@@ -6,7 +6,6 @@ use crate::bindings::types::ErrorCode;
 use crate::context::{Context, Exhausted};
 use crate::host::clip;
 use crate::plugin::Loaded;
-use crate::sandbox::{self, Tail};
 use crate::units;
 use slime_core::{Accounting, Outcome};
 use std::sync::Arc;
@@ -75,7 +74,7 @@ pub(crate) async fn dispatch<J: Job>(
 }
 
 async fn execute<J: Job>(
-    plugin: &Loaded,
+    plugin: &Arc<Loaded>,
     job: J,
     seed: u64,
     wall: Duration,
@@ -87,10 +86,7 @@ async fn execute<J: Job>(
         return failed(Outcome::Cancelled("the host shut down".into()));
     };
     let start = Instant::now();
-    let mut store = match plugin.store(seed) {
-        Ok(store) => store,
-        Err(reason) => return failed(Outcome::InfraFailed(reason)),
-    };
+    let mut store = store(plugin, seed);
     store.data_mut().caller = caller;
     let meter = Arc::clone(&store.data().meter);
     let running = shared.ticker.running();
@@ -144,25 +140,22 @@ fn failed<T>(outcome: Outcome) -> Ended<T> {
     }
 }
 
-impl Loaded {
-    /// A store for one call, with every budget set.
-    fn store(&self, seed: u64) -> Result<Store<Context>, String> {
-        let stderr = Tail::default();
-        let wasi = sandbox::wasi(&self.grants, seed, &stderr)?;
-        let context = Context::new(Arc::clone(&self.name), wasi, stderr, &self.limits);
-        let mut store = Store::new(&self.shared.engine, context);
-        store.limiter(|context| &mut context.memory);
-        store.set_hostcall_fuel(usize::try_from(self.limits.hostcall_bytes).unwrap_or(usize::MAX));
-        let cpu = self.limits.cpu;
-        store.set_epoch_deadline(1);
-        store.epoch_deadline_callback(move |context| {
-            if context.data().meter.running() >= cpu {
-                return Err(Exhausted::Cpu.into());
-            }
-            Ok(UpdateDeadline::Yield(1))
-        });
-        Ok(store)
-    }
+/// A store for one call, with every budget set.
+fn store(plugin: &Arc<Loaded>, seed: u64) -> Store<Context> {
+    let context = Context::new(Arc::clone(plugin), seed);
+    let limits = &plugin.limits;
+    let mut store = Store::new(&plugin.shared.engine, context);
+    store.limiter(|context| &mut context.memory);
+    store.set_hostcall_fuel(usize::try_from(limits.hostcall_bytes).unwrap_or(usize::MAX));
+    let cpu = limits.cpu;
+    store.set_epoch_deadline(1);
+    store.epoch_deadline_callback(move |context| {
+        if context.data().meter.running() >= cpu {
+            return Err(Exhausted::Cpu.into());
+        }
+        Ok(UpdateDeadline::Yield(1))
+    });
+    store
 }
 
 /// Why the guest stopped, as an outcome that a person understands.

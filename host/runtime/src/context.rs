@@ -3,7 +3,9 @@
 use crate::Limits;
 use crate::bindings::types::ErrorCode;
 use crate::meter::Meter;
-use crate::sandbox::Tail;
+use crate::plugin::Loaded;
+use crate::sandbox::{self, Tail};
+use crate::services::Services;
 use slime_core::ports::LiveTrajectory;
 use std::fmt;
 use std::sync::Arc;
@@ -16,8 +18,13 @@ const MAX_HANDLES: usize = 4096;
 const MAX_TABLE_ELEMENTS: usize = 100_000;
 
 pub(crate) struct Context {
-    pub(crate) plugin: Arc<str>,
-    pub(crate) wasi: WasiCtx,
+    pub(crate) plugin: Arc<Loaded>,
+    /// What this run's host offers beyond the call itself.
+    pub(crate) services: Arc<Services>,
+    /// Fixes the call's randomness.
+    pub(crate) seed: u64,
+    /// Made when the guest first reaches for it: most calls never do.
+    wasi: Option<WasiCtx>,
     pub(crate) table: ResourceTable,
     pub(crate) memory: MemoryBooks,
     pub(crate) meter: Arc<Meter>,
@@ -25,6 +32,8 @@ pub(crate) struct Context {
     pub(crate) host_calls: Budget,
     pub(crate) tokens: Budget,
     pub(crate) log_lines: Budget,
+    /// Programs that the call may still run.
+    pub(crate) programs: Budget,
     /// Bytes of one log line, prompt, response and so on that may go to the guest.
     pub(crate) hostcall_bytes: u64,
     /// Where futures of the pool run: the runtime that asked for the call, never the plugins' own.
@@ -36,23 +45,27 @@ pub(crate) struct Context {
 }
 
 impl Context {
-    pub(crate) fn new(plugin: Arc<str>, wasi: WasiCtx, stderr: Tail, limits: &Limits) -> Self {
+    pub(crate) fn new(plugin: Arc<Loaded>, seed: u64) -> Self {
+        let limits: &Limits = &plugin.limits;
         let mut table = ResourceTable::new();
         table.set_max_capacity(MAX_HANDLES);
         Self {
-            plugin,
-            wasi,
+            services: plugin.services(),
+            seed,
+            wasi: None,
             table,
             memory: MemoryBooks::new(limits.memory_bytes),
             meter: Arc::default(),
-            stderr,
+            stderr: Tail::default(),
             host_calls: Budget::new(limits.host_calls),
             tokens: Budget::new(limits.tokens),
             log_lines: Budget::new(64),
+            programs: Budget::new(limits.programs),
             hostcall_bytes: limits.hostcall_bytes,
             caller: None,
             opened: Vec::new(),
             given: Vec::new(),
+            plugin,
         }
     }
 
@@ -77,8 +90,11 @@ impl Context {
 
 impl WasiView for Context {
     fn ctx(&mut self) -> WasiCtxView<'_> {
+        let (plugin, seed, stderr) = (&self.plugin, self.seed, &self.stderr);
         WasiCtxView {
-            ctx: &mut self.wasi,
+            ctx: self
+                .wasi
+                .get_or_insert_with(|| sandbox::wasi(&plugin.grants, seed, stderr)),
             table: &mut self.table,
         }
     }
@@ -133,7 +149,7 @@ pub(crate) struct MemoryBooks {
 }
 
 impl MemoryBooks {
-    fn new(limit: u64) -> Self {
+    pub(crate) fn new(limit: u64) -> Self {
         Self {
             limit,
             held: 0,

@@ -2,7 +2,7 @@
 //!
 //! Finds every problem at once. The trial start in [`crate::plugin`] finds what types alone do not show.
 
-use crate::Problem;
+use crate::{Grants, Problem};
 use wasmtime::Engine;
 use wasmtime::component::Component;
 
@@ -10,19 +10,24 @@ use wasmtime::component::Component;
 pub(crate) const VERSION: &str = "0.1.0";
 
 /// Worlds by the interface they export.
-const WORLDS: [(&str, &str); 3] = [
+const WORLDS: [(&str, &str); 8] = [
     ("verification", "verifier"),
-    ("generation", "generator"),
-    ("drawing", "source"),
-];
-/// Worlds of the contract that this host does not run.
-const OTHER_WORLDS: [(&str, &str); 6] = [
-    ("generation-async", "generator-async"),
     ("group-verification", "group-verifier"),
     ("judgement", "judge"),
+    ("generation", "generator"),
     ("tools", "tool"),
+    ("drawing", "source"),
     ("filtering", "filter"),
     ("shaping", "shaper"),
+];
+/// Worlds of the contract that this host does not run.
+const OTHER_WORLDS: [(&str, &str); 1] = [("generation-async", "generator-async")];
+/// Capabilities: the interface that is imported, and what grants it.
+const CAPABILITIES: [(&str, &str); 4] = [
+    ("code-exec", "code_exec"),
+    ("kv", "kv"),
+    ("http", "http"),
+    ("models", "models"),
 ];
 /// WASI packages whose imports meet an empty context.
 const EMPTY_WASI: [&str; 6] = [
@@ -39,10 +44,21 @@ pub(crate) struct Fit {
     /// Of this host's worlds, in the contract's order.
     pub(crate) worlds: Vec<&'static str>,
     pub(crate) imports: Vec<String>,
+    /// Capabilities that it imports, by the name of their grant.
+    pub(crate) asks: Vec<String>,
     pub(crate) problems: Vec<Problem>,
 }
 
-pub(crate) fn examine(engine: &Engine, component: &Component) -> Fit {
+/// Our interfaces among a component's imports.
+pub(crate) fn interfaces(imports: &[String]) -> Vec<&str> {
+    imports
+        .iter()
+        .filter_map(|import| ours(import))
+        .map(|(interface, _)| interface)
+        .collect()
+}
+
+pub(crate) fn examine(engine: &Engine, component: &Component, grants: &Grants) -> Fit {
     let ty = component.component_type();
     let exports: Vec<String> = ty
         .exports(engine)
@@ -55,11 +71,18 @@ pub(crate) fn examine(engine: &Engine, component: &Component) -> Fit {
     let mut problems = Vec::new();
     let worlds = exported_worlds(&exports, &mut problems);
     for import in &imports {
-        problems.extend(import_problem(import, &worlds));
+        problems.extend(import_problem(import, &worlds, grants));
     }
+    let asked = interfaces(&imports);
+    let asks = CAPABILITIES
+        .iter()
+        .filter(|(interface, _)| asked.contains(interface))
+        .map(|(_, grant)| (*grant).to_owned())
+        .collect();
     Fit {
         worlds,
         imports,
+        asks,
         problems,
     }
 }
@@ -88,7 +111,7 @@ fn exported_worlds(exports: &[String], problems: &mut Vec<Problem>) -> Vec<&'sta
 }
 
 fn no_world(exports: &[String], others: &[&str]) -> Problem {
-    let offered = "verifier, generator or source";
+    let offered = "verifier, generator, source or another world of wit/";
     if let [world, ..] = others {
         return Problem {
             what: format!("it exports the world {world}, which this host does not run"),
@@ -105,23 +128,50 @@ fn no_world(exports: &[String], others: &[&str]) -> Problem {
     }
 }
 
-fn import_problem(import: &str, worlds: &[&str]) -> Option<Problem> {
+/// Whether the operator granted what stands behind an interface.
+fn is_granted(interface: &str, grants: &Grants) -> bool {
+    match interface {
+        "code-exec" => grants.code_exec.is_some(),
+        "kv" => grants.kv.is_some(),
+        "http" => !grants.http.is_empty(),
+        "models" => !grants.models.is_empty(),
+        _ => false,
+    }
+}
+
+fn import_problem(import: &str, worlds: &[&str], grants: &Grants) -> Option<Problem> {
     if let Some((interface, version)) = ours(import) {
         if !compatible(version) {
             return Some(other_version(&format!("imports {import}"), version));
         }
+        let reads_groups = || {
+            let readers = ["group-verifier", "filter", "shaper"];
+            readers.iter().any(|world| worlds.contains(world))
+        };
+        let reads_rollouts =
+            || worlds.contains(&"verifier") || worlds.contains(&"judge") || reads_groups();
         return match interface {
-            "types" | "log" => None,
-            "rollouts" if worlds.contains(&"verifier") => None,
-            "trajectories" if worlds.contains(&"generator") => None,
+            "types" | "verdicts" | "log" => None,
+            "rollouts" if reads_rollouts() => None,
+            "groups" if reads_groups() => None,
+            "trajectories" | "tools" if worlds.contains(&"generator") => None,
             "trajectories" => Some(Problem {
                 what: format!("it imports {import}, but only generators reach the policy"),
                 cure: "drop the import, or export a generator".into(),
             }),
-            _ => Some(Problem {
-                what: format!("it imports {import}, which this host does not provide"),
-                cure: "drop the import, or use a host that does".into(),
-            }),
+            _ if is_granted(interface, grants) => None,
+            _ => Some(
+                match CAPABILITIES.iter().find(|(name, _)| *name == interface) {
+                    Some((_, grant)) => Problem {
+                        what: format!("it imports {import}, and `{grant}` is not granted"),
+                        cure: format!("grant it in the run's configuration: {}", example(grant)),
+                    },
+                    None => Problem {
+                        what: format!("it imports {import}, which this host does not provide"),
+                        cure: "drop the import, or use a host that does".into(),
+                    },
+                },
+            ),
         };
     }
     let package = import.split('/').next().unwrap_or(import);
@@ -137,14 +187,24 @@ fn import_problem(import: &str, worlds: &[&str]) -> Option<Problem> {
     }
     if package == "wasi:http" {
         return Some(Problem {
-            what: format!("it imports {import}, but plugins get no network"),
-            cure: "drop the import; put what it would fetch into the prompt's metadata".into(),
+            what: format!("it imports {import}, but plugins get no sockets"),
+            cure: "import slime:plugin/http instead, and have the servers it needs granted".into(),
         });
     }
     Some(Problem {
         what: format!("it imports {import}, which no grant covers"),
         cure: "drop the import; `plugin inspect` lists what a plugin may import".into(),
     })
+}
+
+/// A line of configuration that grants a capability.
+fn example(grant: &str) -> &'static str {
+    match grant {
+        "code_exec" => "[grants.NAME.code_exec]",
+        "kv" => "[grants.NAME] kv = \"1MiB\"",
+        "http" => "[grants.NAME] http = [\"https://HOST\"]",
+        _ => "[grants.NAME] models = [\"MODEL\"]",
+    }
 }
 
 /// The interface and version of a name in our package.

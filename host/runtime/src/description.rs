@@ -15,6 +15,10 @@ pub struct Description {
     pub worlds: Vec<String>,
     /// What the component imports; WASI meets an empty context.
     pub imports: Vec<String>,
+    /// Capabilities that it asks for and an operator may grant.
+    pub asks: Vec<String>,
+    /// Names of the tools it offers.
+    pub tools: Vec<String>,
     /// `sha256:…` of the component.
     pub digest: String,
     /// Size of the component.
@@ -49,6 +53,12 @@ impl fmt::Display for Description {
         }
         if let Some(rows) = self.num_rows {
             row("rows", rows.to_string())?;
+        }
+        if !self.tools.is_empty() {
+            row("tools", self.tools.join(", "))?;
+        }
+        if !self.asks.is_empty() {
+            row("asks for", self.asks.join(", "))?;
         }
         row("size", units::bytes::text(self.size_bytes))?;
         row("digest", self.digest.clone())?;

@@ -46,6 +46,14 @@ pub enum RuntimeError {
         /// All of them.
         problems: Vec<Problem>,
     },
+    /// Only signed components may run, and nobody trusted signed this one.
+    #[error("{}: {reason}", path.display())]
+    Untrusted {
+        /// The component.
+        path: PathBuf,
+        /// What was found, and the cure.
+        reason: String,
+    },
     /// The trial start ended badly.
     #[error("{name}: the trial start failed: {reason}")]
     Trial {
@@ -99,6 +107,22 @@ pub enum RuntimeError {
         folder: PathBuf,
         /// The end of the compiler's output.
         output: String,
+    },
+
+    // Running programs.
+    /// No interpreter is installed for `code-exec`.
+    #[error("no Python is installed in {}; run: {cure}", dir.display())]
+    NoPython {
+        /// Where it was looked for.
+        dir: PathBuf,
+        /// The commands that install it.
+        cure: String,
+    },
+    /// Installing the interpreter failed.
+    #[error("Python cannot be installed: {reason}")]
+    Python {
+        /// Why.
+        reason: String,
     },
 
     // Offline scoring.

@@ -22,10 +22,13 @@
 //! Read [`plugin`] (how a component is let in), then `call` (how a call is kept within its budgets).
 #![deny(unsafe_code)]
 
+mod bench;
 mod bindings;
 mod build;
 mod cache;
 mod call;
+mod cases;
+pub mod code;
 mod context;
 mod contract;
 mod convert;
@@ -33,23 +36,33 @@ mod description;
 mod engine;
 mod error;
 mod generator;
+mod group;
 mod host;
+mod kept;
 mod limits;
 mod meter;
 pub mod plugin;
 mod runtime;
 mod sandbox;
 mod score;
+mod scripted;
 mod seed;
+mod services;
 mod source;
 mod ticker;
+mod toolbox;
+pub mod trust;
 mod units;
 mod verifier;
+mod worlds;
 
-pub use build::build_plugin;
+pub use bench::Costs;
+pub use build::{Language, Manifest, WIT_FILES, build_plugin};
+pub use cases::Case;
 pub use description::Description;
 pub use error::{Problem, RuntimeError};
-pub use limits::{Grants, Limits};
+pub use limits::{Grants, Limits, ProgramLimits};
 pub use plugin::Plugin;
 pub use runtime::{Runtime, RuntimeConfig};
 pub use score::{ScoreSummary, score};
+pub use services::{Http, HttpError, HttpRequest, HttpResponse, Services};

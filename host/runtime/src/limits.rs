@@ -29,8 +29,10 @@ pub struct Limits {
     pub hostcall_bytes: u64,
     /// Calls into the host.
     pub host_calls: u64,
-    /// Tokens that a generator may sample, all of its trajectories together.
+    /// Tokens that a generator may sample, all of its trajectories together, or that a judge may have a model write.
     pub tokens: u64,
+    /// Programs that one call may run, where `code_exec` is granted.
+    pub programs: u64,
 }
 
 impl Default for Limits {
@@ -43,6 +45,7 @@ impl Default for Limits {
             hostcall_bytes: 16 << 20,
             host_calls: 100_000,
             tokens: 262_144,
+            programs: 256,
         }
     }
 }
@@ -60,12 +63,67 @@ pub struct Grants {
     pub env: BTreeMap<String, String>,
     /// Directories to be read: path inside the sandbox → path outside.
     pub files: BTreeMap<String, PathBuf>,
+    /// Running programs in a sandbox of their own, each within these budgets.
+    pub code_exec: Option<ProgramLimits>,
+    /// Bytes that all values of one scope of `kv` may hold together.
+    #[serde(with = "units::optional_bytes")]
+    pub kv: Option<u64>,
+    /// Servers that may be asked over HTTP: `https://host`, `http://host:port`; scheme, host and port are compared
+    /// literally.
+    pub http: Vec<String>,
+    /// Models of the pool that may be asked, by name.
+    pub models: Vec<String>,
+}
+
+/// The most that one program of `code-exec` gets.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ProgramLimits {
+    /// Time in which it computes.
+    #[serde(with = "units::duration")]
+    pub cpu: Duration,
+    /// Memory that it holds.
+    #[serde(with = "units::bytes")]
+    pub memory_bytes: u64,
+    /// Bytes of each of its outputs that are kept.
+    #[serde(with = "units::bytes")]
+    pub output_bytes: u64,
+}
+
+impl Default for ProgramLimits {
+    fn default() -> Self {
+        Self {
+            cpu: Duration::from_secs(5),
+            memory_bytes: 256 << 20,
+            output_bytes: 64 << 10,
+        }
+    }
 }
 
 impl Grants {
     /// Whether same input and seed still give the same result.
     pub fn is_deterministic(&self) -> bool {
-        !self.clock && !self.random && self.files.is_empty()
+        !self.clock
+            && !self.random
+            && self.files.is_empty()
+            && self.kv.is_none()
+            && self.http.is_empty()
+            && self.models.is_empty()
+    }
+
+    /// The same, with whatever a component may ask for: enough to look at it, not to run it for anything.
+    #[must_use]
+    pub fn looking(&self) -> Self {
+        let mut all = self.clone();
+        all.code_exec.get_or_insert_default();
+        all.kv.get_or_insert(0);
+        if all.http.is_empty() {
+            all.http.push("http://nowhere.invalid".into());
+        }
+        if all.models.is_empty() {
+            all.models.push(String::new());
+        }
+        all
     }
 
     /// The grants in words, for `inspect`; empty where there are none.
@@ -77,6 +135,18 @@ impl Grants {
         if self.random {
             names.push("random".into());
         }
+        if let Some(limits) = &self.code_exec {
+            names.push(format!(
+                "code-exec ({} and {} a program)",
+                units::duration::text(limits.cpu),
+                units::bytes::text(limits.memory_bytes)
+            ));
+        }
+        if let Some(bytes) = self.kv {
+            names.push(format!("kv ({} a scope)", units::bytes::text(bytes)));
+        }
+        names.extend(self.http.iter().map(|server| format!("http {server}")));
+        names.extend(self.models.iter().map(|model| format!("model {model}")));
         names.extend(self.env.keys().map(|key| format!("env {key}")));
         names.extend(
             self.files

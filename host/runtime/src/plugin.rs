@@ -1,19 +1,21 @@
 //! Loading a component: checks, compilation, trial start. What is loaded fits and has run once.
 
-use crate::bindings::{generator, source, types, verifier};
-use crate::call::{self, Job};
-use crate::context::Context;
 use crate::contract::{self, Fit};
 use crate::description::Description;
 use crate::generator::ComponentGenerator;
+use crate::group::ComponentGroup;
+use crate::kept::Kept;
 use crate::runtime::Shared;
+use crate::services::Services;
 use crate::source::ComponentSource;
+use crate::toolbox::ComponentTools;
 use crate::verifier::ComponentVerifier;
-use crate::{Grants, Limits, Problem, RuntimeError, cache, engine, units};
-use slime_core::ports::{Generator, Source, Verifier};
+use crate::worlds::{self, Told, Worlds};
+use crate::{Grants, Limits, Problem, RuntimeError, cache, engine, sandbox, units};
+use slime_core::ports::{Filter, Generator, GroupVerifier, Shaper, Source, Tools, Verifier};
 use std::sync::{Arc, OnceLock};
-use wasmtime::component::{Component, HasSelf, Linker};
-use wasmtime::{Engine, Store};
+use wasmtime::Engine;
+use wasmtime::component::Component;
 
 /// A loaded component. Cheap to clone.
 #[derive(Clone)]
@@ -27,35 +29,28 @@ pub(crate) struct Loaded {
     pub(crate) worlds: Worlds,
     /// Slots that one instance needs.
     pub(crate) weight: u32,
+    /// What `kv` keeps for it.
+    pub(crate) kept: Kept,
     /// Known after the trial start.
     told: OnceLock<Told>,
-    exported: Vec<&'static str>,
+    /// Set before the first call of a run; without it nothing is offered.
+    services: OnceLock<Arc<Services>>,
+    pub(crate) exported: Vec<&'static str>,
     imports: Vec<String>,
+    asks: Vec<String>,
     digest: String,
     size_bytes: u64,
     was_cached: bool,
-}
-
-/// What a plugin says of itself.
-#[derive(Default)]
-pub(crate) struct Told {
-    about: Option<types::About>,
-    pub(crate) reward_range: Option<(f64, f64)>,
-    pub(crate) num_rows: Option<u64>,
 }
 
 impl Loaded {
     pub(crate) fn told(&self) -> Option<&Told> {
         self.told.get()
     }
-}
 
-/// The exported worlds, linked and ready to instantiate.
-#[derive(Default)]
-pub(crate) struct Worlds {
-    pub(crate) verifier: Option<verifier::VerifierPre<Context>>,
-    pub(crate) generator: Option<generator::GeneratorPre<Context>>,
-    pub(crate) source: Option<source::SourcePre<Context>>,
+    pub(crate) fn services(&self) -> Arc<Services> {
+        self.services.get().cloned().unwrap_or_default()
+    }
 }
 
 impl Plugin {
@@ -68,30 +63,36 @@ impl Plugin {
     ) -> Result<Self, RuntimeError> {
         check_kind(name, bytes)?;
         check_limits(shared, name, &limits)?;
+        let refused = |problems: Vec<Problem>| RuntimeError::Refused {
+            name: name.into(),
+            problems,
+        };
         let digest = cache::digest(bytes);
         let (component, was_cached) = compile(shared, name, bytes, &digest)?;
         let Fit {
             worlds: exported,
             imports,
+            asks,
             mut problems,
-        } = contract::examine(&shared.engine, &component);
+        } = contract::examine(&shared.engine, &component, &grants);
+        if let Err(what) = sandbox::check_files(&grants) {
+            let cure = "grant a directory that exists".into();
+            problems.push(Problem { what, cure });
+        }
         let weight = weight(shared, &component)
             .map_err(|problem| problems.push(problem))
             .unwrap_or(1);
         if !problems.is_empty() {
-            return Err(RuntimeError::Refused {
-                name: name.into(),
-                problems,
-            });
+            return Err(refused(problems));
         }
-        let worlds =
-            link(&shared.engine, &component, &exported).map_err(|error| RuntimeError::Refused {
-                name: name.into(),
-                problems: vec![Problem {
-                    what: format!("it does not link: {error:#}"),
-                    cure: format!("rebuild it against slime:plugin@{}", contract::VERSION),
-                }],
-            })?;
+        let imported = contract::interfaces(&imports);
+        let worlds = worlds::link(&shared.engine, &component, &exported, &imported);
+        let worlds = worlds.map_err(|error| {
+            refused(vec![Problem {
+                what: format!("it does not link: {error:#}"),
+                cure: format!("rebuild it against slime:plugin@{}", contract::VERSION),
+            }])
+        })?;
         let loaded = Arc::new(Loaded {
             shared: Arc::clone(shared),
             name: name.into(),
@@ -99,14 +100,21 @@ impl Plugin {
             grants,
             worlds,
             weight,
+            kept: Kept::default(),
             told: OnceLock::new(),
+            services: OnceLock::new(),
             exported,
             imports,
+            asks,
             digest,
             size_bytes: bytes.len() as u64,
             was_cached,
         });
-        trial(&loaded)?;
+        let told = worlds::trial(&loaded).map_err(|reason| RuntimeError::Trial {
+            name: name.into(),
+            reason,
+        })?;
+        let _ = loaded.told.set(told);
         Ok(Self(loaded))
     }
 
@@ -115,18 +123,83 @@ impl Plugin {
         &self.0.name
     }
 
-    /// The worlds it exports, of those that this host runs: `verifier`, `generator`, `source`.
+    /// `sha256:…` of the component: what it is, whatever it is called.
+    pub fn digest(&self) -> String {
+        format!("sha256:{}", self.0.digest)
+    }
+
+    /// What this host offers it. Counts once, before the first call.
+    pub fn serve(&self, services: Services) {
+        let _ = self.0.services.set(Arc::new(services));
+    }
+
+    /// The worlds it exports, in the contract's order: `verifier`, `group-verifier`, `judge`, `generator`, `tool`,
+    /// `source`, `filter`, `shaper`.
     pub fn worlds(&self) -> &[&'static str] {
         &self.0.exported
     }
 
-    /// The component as a verifier.
+    /// The component as a verifier; of one that is only a judge, the judge.
+    ///
+    /// # Errors
+    /// It exports neither.
+    pub fn verifier(&self) -> Result<Arc<dyn Verifier>, RuntimeError> {
+        let judge = !self.0.exported.contains(&"verifier") && self.0.exported.contains(&"judge");
+        if !judge {
+            self.require("verifier")?;
+        }
+        Ok(Arc::new(ComponentVerifier {
+            plugin: Arc::clone(&self.0),
+            judge,
+        }))
+    }
+
+    /// The component as a judge: a verifier that may ask a model.
     ///
     /// # Errors
     /// It exports no such world.
-    pub fn verifier(&self) -> Result<Arc<dyn Verifier>, RuntimeError> {
-        self.require("verifier")?;
-        Ok(Arc::new(ComponentVerifier(Arc::clone(&self.0))))
+    pub fn judge(&self) -> Result<Arc<dyn Verifier>, RuntimeError> {
+        self.require("judge")?;
+        Ok(Arc::new(ComponentVerifier {
+            plugin: Arc::clone(&self.0),
+            judge: true,
+        }))
+    }
+
+    /// The component as a group verifier.
+    ///
+    /// # Errors
+    /// It exports no such world.
+    pub fn group_verifier(&self) -> Result<Arc<dyn GroupVerifier>, RuntimeError> {
+        self.require("group-verifier")?;
+        Ok(Arc::new(ComponentGroup(Arc::clone(&self.0))))
+    }
+
+    /// The component as a filter.
+    ///
+    /// # Errors
+    /// It exports no such world.
+    pub fn filter(&self) -> Result<Arc<dyn Filter>, RuntimeError> {
+        self.require("filter")?;
+        Ok(Arc::new(ComponentGroup(Arc::clone(&self.0))))
+    }
+
+    /// The component as a shaper.
+    ///
+    /// # Errors
+    /// It exports no such world.
+    pub fn shaper(&self) -> Result<Arc<dyn Shaper>, RuntimeError> {
+        self.require("shaper")?;
+        Ok(Arc::new(ComponentGroup(Arc::clone(&self.0))))
+    }
+
+    /// The component as a box of tools.
+    ///
+    /// # Errors
+    /// It exports no such world.
+    pub fn tools(&self) -> Result<Arc<dyn Tools>, RuntimeError> {
+        self.require("tool")?;
+        Ok(Arc::new(ComponentTools(Arc::clone(&self.0))))
     }
 
     /// The component as a generator.
@@ -170,7 +243,12 @@ impl Plugin {
                 .map(|about| (about.name.clone(), about.version.clone())),
             worlds: loaded.exported.iter().map(ToString::to_string).collect(),
             imports: loaded.imports.clone(),
-            digest: format!("sha256:{}", loaded.digest),
+            asks: loaded.asks.clone(),
+            tools: told.map_or_else(Vec::new, |told| {
+                let names = told.tools.iter().map(crate::host::tools::name);
+                names.map(str::to_owned).collect()
+            }),
+            digest: self.digest(),
             size_bytes: loaded.size_bytes,
             reward_range: told.and_then(|told| told.reward_range),
             num_rows: told.and_then(|told| told.num_rows),
@@ -179,6 +257,10 @@ impl Plugin {
             is_deterministic: loaded.grants.is_deterministic(),
             was_cached: loaded.was_cached,
         }
+    }
+
+    pub(crate) fn loaded(&self) -> &Arc<Loaded> {
+        &self.0
     }
 
     /// The runtime's threads, for work that makes many calls of this plugin.
@@ -318,101 +400,4 @@ fn weight(shared: &Shared, component: &Component) -> Result<u32, Problem> {
         });
     }
     Ok(slots)
-}
-
-/// Link only what the exported worlds import.
-fn link(engine: &Engine, component: &Component, exported: &[&str]) -> wasmtime::Result<Worlds> {
-    let mut linker: Linker<Context> = Linker::new(engine);
-    wasmtime_wasi::p2::add_to_linker_async(&mut linker)?;
-    crate::bindings::types::add_to_linker::<_, HasSelf<_>>(&mut linker, |context| context)?;
-    crate::bindings::log::add_to_linker::<_, HasSelf<_>>(&mut linker, |context| context)?;
-    if exported.contains(&"verifier") {
-        crate::bindings::rollouts::add_to_linker::<_, HasSelf<_>>(&mut linker, |context| context)?;
-    }
-    if exported.contains(&"generator") {
-        crate::bindings::trajectories::add_to_linker::<_, HasSelf<_>>(&mut linker, |context| {
-            context
-        })?;
-    }
-    let pre = linker.instantiate_pre(component)?;
-    let mut worlds = Worlds::default();
-    if exported.contains(&"verifier") {
-        worlds.verifier = Some(verifier::VerifierPre::new(pre.clone())?);
-    }
-    if exported.contains(&"generator") {
-        worlds.generator = Some(generator::GeneratorPre::new(pre.clone())?);
-    }
-    if exported.contains(&"source") {
-        worlds.source = Some(source::SourcePre::new(pre)?);
-    }
-    Ok(worlds)
-}
-
-/// Start the component as every call will, and ask each world who it is.
-fn trial(loaded: &Arc<Loaded>) -> Result<(), RuntimeError> {
-    let failed = |reason: String| RuntimeError::Trial {
-        name: loaded.name.to_string(),
-        reason,
-    };
-    let mut told = Told::default();
-    for &world in &loaded.exported {
-        let (sender, receiver) = std::sync::mpsc::sync_channel(1);
-        let plugin = Arc::clone(loaded);
-        loaded.shared.threads.spawn(async move {
-            let ended = call::dispatch(&plugin, Describe(world), 0, plugin.limits.wall).await;
-            drop(plugin);
-            let _ = sender.send(ended.answer);
-        });
-        let answer = receiver
-            .recv()
-            .map_err(|_| failed("the host shut down".into()))?;
-        let of_world = answer.map_err(|outcome| failed(outcome.to_string()))?;
-        told.about = of_world.about.or(told.about);
-        told.reward_range = of_world.reward_range.or(told.reward_range);
-        told.num_rows = of_world.num_rows.or(told.num_rows);
-    }
-    if let Some((min, max)) = told.reward_range
-        && !(min.is_finite() && max.is_finite() && min <= max)
-    {
-        return Err(failed(format!(
-            "it declares rewards from {min} to {max}; both must be finite, the first not above the second"
-        )));
-    }
-    let _ = loaded.told.set(told);
-    Ok(())
-}
-
-/// Ask one world who it is.
-struct Describe(&'static str);
-
-impl Job for Describe {
-    type Answer = Told;
-
-    async fn run(self, plugin: &Loaded, store: &mut Store<Context>) -> wasmtime::Result<Told> {
-        let mut told = Told::default();
-        let worlds = &plugin.worlds;
-        if let ("source", Some(world)) = (self.0, &worlds.source) {
-            let bindings = world.instantiate_async(&mut *store).await?;
-            let info = bindings.slime_plugin_drawing().call_describe(store).await?;
-            told.num_rows = info.num_rows;
-            told.about = Some(info.about);
-        } else if let ("generator", Some(world)) = (self.0, &worlds.generator) {
-            let bindings = world.instantiate_async(&mut *store).await?;
-            told.about = Some(
-                bindings
-                    .slime_plugin_generation()
-                    .call_describe(store)
-                    .await?,
-            );
-        } else if let ("verifier", Some(world)) = (self.0, &worlds.verifier) {
-            let bindings = world.instantiate_async(&mut *store).await?;
-            let info = bindings
-                .slime_plugin_verification()
-                .call_describe(store)
-                .await?;
-            told.reward_range = Some((info.reward_min, info.reward_max));
-            told.about = Some(info.about);
-        }
-        Ok(told)
-    }
 }

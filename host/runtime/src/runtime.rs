@@ -2,6 +2,7 @@
 
 use crate::cache::Cache;
 use crate::ticker::Ticker;
+use crate::trust::{self, PublicKey};
 use crate::{Grants, Limits, Plugin, RuntimeError, engine};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -24,6 +25,8 @@ pub struct RuntimeConfig {
     pub pooling: bool,
     /// Where compiled components are kept; `None` compiles anew in every process.
     pub cache_dir: Option<PathBuf>,
+    /// Only components that one of these signed are loaded from files. Empty trusts every file.
+    pub trusted: Vec<PublicKey>,
 }
 
 impl Default for RuntimeConfig {
@@ -35,6 +38,7 @@ impl Default for RuntimeConfig {
             tick: Duration::from_millis(1),
             pooling: true,
             cache_dir: default_cache_dir(),
+            trusted: Vec::new(),
         }
     }
 }
@@ -124,6 +128,9 @@ impl Runtime {
             path: path.into(),
             source,
         })?;
+        if !self.0.config.trusted.is_empty() {
+            trust::check(path, &bytes, &self.0.config.trusted)?;
+        }
         self.load_bytes(&bytes, name, limits, grants)
     }
 

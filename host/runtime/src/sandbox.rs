@@ -17,14 +17,20 @@ const STDERR_BYTES: usize = 2048;
 /// Bytes of randomness a guest may ask for at once.
 const RANDOM_BYTES: u64 = 1 << 20;
 
-/// Build the context of one call.
-pub(crate) fn wasi(grants: &Grants, seed: u64, stderr: &Tail) -> Result<WasiCtx, String> {
+/// Build the context of one call. A granted directory that has gone since the plugin was loaded is left out.
+pub(crate) fn wasi(grants: &Grants, seed: u64, stderr: &Tail) -> WasiCtx {
+    let mut wasi = builder(grants, seed);
+    wasi.stderr(stderr.clone());
+    wasi.build()
+}
+
+/// The same, for more to be put in.
+pub(crate) fn builder(grants: &Grants, seed: u64) -> WasiCtxBuilder {
     let mut wasi = WasiCtxBuilder::new();
     wasi.allow_tcp(false)
         .allow_udp(false)
         .allow_ip_name_lookup(false);
     wasi.max_random_size(RANDOM_BYTES);
-    wasi.stderr(stderr.clone());
     if !grants.clock {
         let clock = VirtualClock::default();
         wasi.wall_clock(clock.clone()).monotonic_clock(clock);
@@ -38,10 +44,24 @@ pub(crate) fn wasi(grants: &Grants, seed: u64, stderr: &Tail) -> Result<WasiCtx,
         wasi.env(key, value);
     }
     for (guest, host) in &grants.files {
-        wasi.preopened_dir(host, guest, FsPerms::ReadOnly)
-            .map_err(|error| format!("cannot grant files {guest} = {}: {error}", host.display()))?;
+        if let Err(error) = wasi.preopened_dir(host, guest, FsPerms::ReadOnly) {
+            tracing::warn!(guest, host = %host.display(), %error, "a granted directory cannot be opened");
+        }
     }
-    Ok(wasi.build())
+    wasi
+}
+
+/// Why the granted directories cannot be handed out.
+pub(crate) fn check_files(grants: &Grants) -> Result<(), String> {
+    for (guest, host) in &grants.files {
+        if !host.is_dir() {
+            return Err(format!(
+                "cannot grant files {guest} = {}: it is no directory",
+                host.display()
+            ));
+        }
+    }
+    Ok(())
 }
 
 /// A clock that starts at the same instant in every call and advances by a millisecond each time it is read, so

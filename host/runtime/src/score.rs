@@ -226,6 +226,11 @@ struct Row {
     metadata: Option<Value>,
 }
 
+/// One row, as `score` reads it.
+pub(crate) fn parse_row(line: &str) -> Result<ScoreRequest, String> {
+    parse(line.as_bytes())
+}
+
 fn parse(line: &[u8]) -> Result<ScoreRequest, String> {
     // A carriage return before the line's end is white space to JSON.
     let row: Row = serde_json::from_slice(line)

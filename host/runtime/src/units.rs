@@ -96,6 +96,27 @@ pub(crate) mod bytes {
     }
 }
 
+/// [`bytes`], or nothing.
+pub(crate) mod optional_bytes {
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    #[derive(Deserialize, Serialize)]
+    struct Size(#[serde(with = "super::bytes")] u64);
+
+    pub(crate) fn serialize<S: Serializer>(
+        value: &Option<u64>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        value.map(Size).serialize(serializer)
+    }
+
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Option<u64>, D::Error> {
+        Ok(Option::<Size>::deserialize(deserializer)?.map(|size| size.0))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use crate::Limits;

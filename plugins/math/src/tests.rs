@@ -394,3 +394,31 @@ fn b37_any_kind_of_label_is_graded() {
         ("52_8", "52_9"),
     ]);
 }
+
+/// Pairs on which math-verify and sympy agree; `oracle/make_pairs.py` makes them.
+#[test]
+fn pairs_that_two_oracles_agree_on_are_graded_as_they_say() {
+    let field = |line: &str, name: &str| {
+        let at = line.find(&format!("\"{name}\": \"")).unwrap() + name.len() + 5;
+        let end = at + line[at..].find("\", \"").unwrap();
+        line[at..end].replace("\\\\", "\\")
+    };
+    let (mut count, mut wrong) = (0, Vec::new());
+    for line in include_str!("../oracle/pairs.jsonl").lines() {
+        let (gold, answer) = (field(line, "gold"), field(line, "answer"));
+        let equal = line.ends_with("\"equal\": true}");
+        let item = Finished::new("", format!("So it is $\\boxed{{{answer}}}$.")).with_label(&*gold);
+        count += 1;
+        match Math::score(item) {
+            Ok(verdict) if verdict.reward == f64::from(equal) => {}
+            other => wrong.push(format!("{gold} | {answer} | {equal}: {other:?}")),
+        }
+    }
+    assert!(count >= 500, "{count}");
+    assert!(
+        wrong.is_empty(),
+        "{} of {count}:\n{}",
+        wrong.len(),
+        wrong.join("\n")
+    );
+}

@@ -4,6 +4,15 @@
 //! `slime-sdk-verifier` next.
 #![forbid(unsafe_code)]
 
+mod finished;
+mod group;
+mod macros;
+mod verdict;
+
+pub use finished::Finished;
+pub use group::Group;
+pub use verdict::Verdict;
+
 use std::fmt;
 
 /// What kind of failure an [`Error`] is; `wit/types.wit` says what the host makes of each.

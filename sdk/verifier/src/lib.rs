@@ -41,7 +41,7 @@ pub mod bindings {
 pub mod adapter;
 
 pub use finished::Finished;
-pub use slime_sdk_types::{Error, ErrorCode, FinishReason, Level};
+pub use slime_sdk_types::{Error, ErrorCode, FinishReason, Level, Verdict};
 
 /// Scores finished rollouts. Same input, same verdict: nothing survives between calls.
 pub trait Verifier {
@@ -55,33 +55,6 @@ pub trait Verifier {
     /// # Errors
     /// An error fails this rollout only. [`Error::invalid_gold`] says that the label itself cannot be used.
     fn score(item: Finished) -> Result<Verdict, Error>;
-}
-
-/// What a verifier says of one rollout.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Verdict {
-    /// Finite, from [`Verifier::REWARD_MIN`] to [`Verifier::REWARD_MAX`].
-    pub reward: f64,
-    /// Named parts, for metrics.
-    pub metrics: Vec<(String, f64)>,
-}
-
-impl Verdict {
-    /// A reward without parts.
-    #[must_use]
-    pub fn reward(reward: f64) -> Self {
-        Self {
-            reward,
-            metrics: Vec::new(),
-        }
-    }
-
-    /// Add a named part.
-    #[must_use]
-    pub fn with_metric(mut self, name: impl Into<String>, value: f64) -> Self {
-        self.metrics.push((name.into(), value));
-        self
-    }
 }
 
 /// Write a line to the host's log; off the wasm target, to stderr.

@@ -13,7 +13,7 @@ impl Host for Context {
         if !self.log_lines.take(1) {
             return Ok(());
         }
-        let (plugin, message) = (&*self.plugin, clip(&message, LINE_BYTES));
+        let (plugin, message) = (&*self.plugin.name, clip(&message, LINE_BYTES));
         match level {
             Level::Trace => tracing::trace!(target: "plugin", plugin, message),
             Level::Debug => tracing::debug!(target: "plugin", plugin, message),

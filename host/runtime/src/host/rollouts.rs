@@ -4,11 +4,12 @@ use crate::bindings::rollouts::{Host, HostFinished};
 use crate::bindings::types::FinishReason;
 use crate::context::Context;
 use slime_core::ports::ScoreRequest;
+use std::sync::Arc;
 use wasmtime::component::Resource;
 
 /// What the handle stands for.
 #[allow(unreachable_pub, reason = "the generated bindings re-export it")]
-pub struct Finished(pub(crate) ScoreRequest);
+pub struct Finished(pub(crate) Arc<ScoreRequest>);
 
 impl Context {
     fn finished(&mut self, handle: &Resource<Finished>) -> wasmtime::Result<&ScoreRequest> {

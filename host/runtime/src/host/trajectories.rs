@@ -1,17 +1,14 @@
 //! `trajectories`: the only road from a plugin to the policy. Tokens, log-probs and masks never come through here.
 //!
-//! Futures of the pool run on the runtime that asked for the rollout, so that a spinning guest cannot delay the
-//! pool's sockets and timers, and are aborted with the call.
+//! Futures of the pool run outside the plugins' threads; see [`crate::host::outside`].
 
 use crate::bindings::trajectories::{Host, HostTrajectory, Sampled, Turn};
 use crate::bindings::types::{Error, ErrorCode, Message, Prompt};
 use crate::context::Context;
-use crate::host::error;
+use crate::host::outside;
 use slime_core::PromptBody;
 use slime_core::ports::{LiveError, LiveTrajectory};
 use std::sync::Arc;
-use tokio::runtime::Handle;
-use tokio_util::task::AbortOnDropHandle;
 use wasmtime::component::Resource;
 
 /// Trajectories of one call.
@@ -38,22 +35,6 @@ impl Context {
     fn live(&mut self, handle: &Resource<Held>) -> wasmtime::Result<Arc<dyn LiveTrajectory>> {
         self.count_host_call()?;
         Ok(Arc::clone(&self.table.get(handle)?.0))
-    }
-
-    /// Give the guest an error, and remember that it was given.
-    fn refuse<T>(&mut self, code: ErrorCode, message: impl Into<String>) -> Result<T, Error> {
-        self.given.push(code);
-        Err(error(code, message))
-    }
-
-    fn refuse_live<T>(&mut self, failure: &LiveError) -> Result<T, Error> {
-        let code = match failure {
-            LiveError::InvalidInput(_) => ErrorCode::InvalidInput,
-            LiveError::LimitExceeded(_) => ErrorCode::LimitExceeded,
-            LiveError::Cancelled => ErrorCode::Cancelled,
-            LiveError::Unavailable(_) => ErrorCode::Unavailable,
-        };
-        self.refuse(code, failure.to_string())
     }
 
     /// How many tokens `live` may sample now; 0 when none.
@@ -93,27 +74,6 @@ impl Context {
             weight_version: turn.version.0,
         }))
     }
-}
-
-/// Run a future of the pool where the pool lives.
-async fn outside<T: Send + 'static>(
-    caller: Option<Handle>,
-    future: impl Future<Output = Result<T, LiveError>> + Send + 'static,
-) -> Result<T, LiveError> {
-    let Some(caller) = caller else {
-        return future.await;
-    };
-    AbortOnDropHandle::new(caller.spawn(future))
-        .await
-        .unwrap_or_else(|failure| {
-            if failure.is_panic() {
-                Err(LiveError::Unavailable(
-                    "the host failed while it served the plugin".into(),
-                ))
-            } else {
-                Err(LiveError::Cancelled)
-            }
-        })
 }
 
 fn check_stops(stop: &[String]) -> Result<(), String> {

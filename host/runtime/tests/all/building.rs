@@ -26,7 +26,7 @@ fn a_folder_that_is_no_plugin_says_what_it_lacks() {
     );
     assert_eq!(
         refusal(&[]),
-        "FOLDER is no plugin folder: it has no Cargo.toml; start one with: slime-host plugin new NAME"
+        "FOLDER is no plugin folder: it has neither Cargo.toml nor plugin.toml; start one with: slime-host plugin new NAME"
     );
     let manifest =
         "[package]\nname = \"x\"\nversion = \"0.1.0\"\nedition = \"2024\"\n[workspace]\n";

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// Writes the tokens 7, 7, … until told to stop; a token a character of the text.
-struct Script {
+pub(crate) struct Script {
     prompt: Arc<Prompt>,
     state: Mutex<State>,
 }
@@ -28,7 +28,7 @@ struct State {
 }
 
 impl Script {
-    fn start(word: &str) -> Arc<Self> {
+    pub(crate) fn start(word: &str) -> Arc<Self> {
         Self::with(word, |_| {})
     }
 
@@ -58,7 +58,12 @@ impl Script {
         })
     }
 
-    fn asked(&self) -> Vec<(u32, Vec<String>)> {
+    /// Everything after the prompt, as text.
+    pub(crate) fn text(&self) -> String {
+        self.state.lock().unwrap().response.clone()
+    }
+
+    pub(crate) fn asked(&self) -> Vec<(u32, Vec<String>)> {
         self.state.lock().unwrap().asked.clone()
     }
 }
@@ -142,7 +147,7 @@ impl LiveTrajectory for Script {
     }
 }
 
-fn generate(plugin: &slime_runtime::Plugin, start: &Arc<Script>) -> Generated {
+pub(crate) fn generate(plugin: &slime_runtime::Plugin, start: &Arc<Script>) -> Generated {
     let generator = plugin.generator().unwrap();
     let start: Arc<dyn LiveTrajectory> = start.clone();
     let tokio = tokio::runtime::Builder::new_current_thread()

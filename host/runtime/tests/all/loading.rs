@@ -80,14 +80,17 @@ fn compiled_code_is_never_accepted() {
 fn a_component_without_our_worlds_names_what_it_exports_and_the_cure() {
     assert_eq!(
         refusal_of("(component)"),
-        "it cannot be loaded: it exports no world of slime:plugin@0.1.0, but nothing; implement verifier, generator or \
-         source and name the type in the SDK's `export!`"
+        "it cannot be loaded: it exports no world of slime:plugin@0.1.0, but nothing; implement verifier, generator, \
+         source or another world of wit/ and name the type in the SDK's `export!`"
     );
     let command = r#"(component (instance $run) (export "wasi:cli/run@0.2.6" (instance $run)))"#;
     assert!(refusal_of(command).contains("but wasi:cli/run@0.2.6;"));
-    let judge =
-        r#"(component (instance $i) (export "slime:plugin/judgement@0.1.0" (instance $i)))"#;
-    assert!(refusal_of(judge).contains("it exports the world judge, which this host does not run"));
+    let twin =
+        r#"(component (instance $i) (export "slime:plugin/generation-async@0.1.0" (instance $i)))"#;
+    assert!(
+        refusal_of(twin)
+            .contains("it exports the world generator-async, which this host does not run")
+    );
 }
 
 #[test]
@@ -114,9 +117,9 @@ fn every_import_that_is_not_covered_is_named_with_its_cure() {
     assert_eq!(
         refusal_of(wat),
         "it cannot be loaded:
- - it imports wasi:http/outgoing-handler@0.2.6, but plugins get no network; drop the import; put what it would fetch into the prompt's metadata
+ - it imports wasi:http/outgoing-handler@0.2.6, but plugins get no sockets; import slime:plugin/http instead, and have the servers it needs granted
  - it imports slime:plugin/trajectories@0.1.0, but only generators reach the policy; drop the import, or export a generator
- - it imports slime:plugin/models@0.1.0, which this host does not provide; drop the import, or use a host that does
+ - it imports slime:plugin/models@0.1.0, and `models` is not granted; grant it in the run's configuration: [grants.NAME] models = [\"MODEL\"]
  - it imports acme:secrets/vault@1.0.0, which no grant covers; drop the import; `plugin inspect` lists what a plugin may import
  - it imports wasi:cli/environment@0.3.0, this host speaks WASI 0.2; build it for wasm32-wasip2"
     );

@@ -5,10 +5,14 @@
 )]
 
 mod building;
+mod contract;
 mod endings;
+mod folders;
 mod generating;
+mod hostile;
 mod isolation;
 mod loading;
 mod offline;
+mod programs;
 mod support;
 mod timing;

@@ -17,7 +17,24 @@ impl Verifier for Hostile {
             // Time.
             "loop" => spin(),
             "sleep" => std::thread::sleep(Duration::from_secs(60)),
+            "backtrack" => return Ok(Verdict::reward(f64::from(backtrack(&[b'a'; 40])))),
+            "big-number" => return Ok(Verdict::reward(big_number())),
+            "wait-for-the-clock" => wait_for_the_clock(),
+            "print-forever" => loop {
+                println!("{}", "z".repeat(1000));
+            },
+            "spam-with-work" => loop {
+                item.response();
+            },
+            "format-bomb" => return Ok(Verdict::reward(format_bomb())),
             // Memory.
+            "fragments" => fragments(),
+            "doubling" => doubling(),
+            "raw-grow" => return Ok(Verdict::reward(raw_grow())),
+            "text-bomb" => return Err(Error::other("lol".repeat(1 << 26))),
+            "leak-on-purpose" => loop {
+                std::mem::forget(std::hint::black_box(vec![7u8; 1 << 16]));
+            },
             "alloc" => hoard(1 << 20),
             "grow-then-answer" => {
                 let mut block: Vec<u8> = Vec::new();
@@ -26,7 +43,26 @@ impl Verifier for Hostile {
             }
             "recurse" => return Ok(Verdict::reward(recurse(1) as f64)),
             "huge-stack" => return Ok(Verdict::reward(huge_stack())),
+            "mutual" => return Ok(Verdict::reward(ping(1) as f64)),
+            "drop-chain" => drop_chain(),
             // Traps.
+            "divide" => {
+                return Ok(Verdict::reward(
+                    (1 / item.prompt().len().wrapping_sub(6)) as f64,
+                ));
+            }
+            "index" => return Ok(Verdict::reward(f64::from(word.as_bytes()[word.len() + 1]))),
+            "wild-read" => return Ok(Verdict::reward(wild_read())),
+            "wild-write" => wild_write(),
+            "null-call" => null_call(),
+            "double-panic" => double_panic(),
+            "abort" => std::process::abort(),
+            "exit-0" => std::process::exit(0),
+            "overflow" => {
+                return Ok(Verdict::reward(f64::from(
+                    u8::try_from(word.len() * 1000).expect("a number that fits"),
+                )));
+            }
             "panic" => panic!("the sky fell"),
             "exit" => std::process::exit(3),
             "trap" => trap(),
@@ -49,7 +85,29 @@ impl Verifier for Hostile {
             "fail" => return Err(Error::other("I give up")),
             "claim-cancelled" => return Err(Error::new(ErrorCode::Cancelled, "pretend")),
             "claim-unavailable" => return Err(Error::new(ErrorCode::Unavailable, "pretend")),
+            "long-metric-name" => {
+                return Ok(Verdict::reward(1.0).with_metric("m".repeat(1 << 20), 1.0));
+            }
+            "metric-of-no-size" => {
+                return Ok(Verdict::reward(1.0).with_metric("part", f64::NEG_INFINITY));
+            }
+            "tiny-over" => return Ok(Verdict::reward(1.0 + f64::EPSILON)),
+            "subnormal" => return Ok(Verdict::reward(f64::MIN_POSITIVE / 2.0)),
+            "claim-limit" => return Err(Error::new(ErrorCode::LimitExceeded, "pretend")),
+            "claim-denied" => return Err(Error::new(ErrorCode::Denied, "pretend")),
+            "forge-outcome" => return Err(Error::other("scored 1.0\noutcome: scored")),
+            "huge-detail" => {
+                let mut error = Error::other("see the detail");
+                error.detail = Some("[".repeat(2 << 20));
+                return Err(error);
+            }
             // The boundary.
+            "long-key" => {
+                item.metadata(&"k".repeat(2 << 20));
+            }
+            "lying-key" => {
+                item.metadata(&lying_string(1 << 30));
+            }
             "return-64-mib" => return Err(Error::other("x".repeat(64 << 20))),
             "return-1-gib" => return Err(Error::other(lying_string(1 << 30))),
             "invalid-utf8" => return Err(Error::other(invalid_string())),
@@ -76,6 +134,7 @@ impl Verifier for Hostile {
                 return Ok(Verdict::reward(f64::from(text == "sesame"))
                     .with_metric("wrote", f64::from(wrote)));
             }
+            "look-around" => return Ok(look_around()),
             // Repeatability.
             "count" => {
                 return Ok(
@@ -142,6 +201,141 @@ fn recurse(depth: u64) -> u64 {
 fn huge_stack() -> f64 {
     let pad = std::hint::black_box([1u8; 8 << 20]);
     f64::from(pad[std::hint::black_box(12_345)])
+}
+
+#[inline(never)]
+fn ping(depth: u64) -> u64 {
+    pong(std::hint::black_box(depth) + 1) + 1
+}
+
+#[inline(never)]
+fn pong(depth: u64) -> u64 {
+    ping(std::hint::black_box(depth) + 1) + 1
+}
+
+/// A list so long that dropping it, link by link, needs more stack than there is.
+fn drop_chain() {
+    struct Link(#[allow(dead_code, reason = "is dropped")] Option<Box<Link>>);
+    let chain = (0..1_000_000).fold(Link(None), |rest, _| Link(Some(Box::new(rest))));
+    drop(std::hint::black_box(chain));
+}
+
+/// `(a+)+$` against `aaa…b`, as a naive matcher does it.
+fn backtrack(text: &[u8]) -> bool {
+    if text.is_empty() {
+        return false;
+    }
+    (1..=text.len()).any(|n| backtrack(std::hint::black_box(&text[n..])))
+}
+
+/// 7 squared again and again.
+fn big_number() -> f64 {
+    let mut digits = vec![7u32];
+    loop {
+        let mut square = vec![0u64; digits.len() * 2];
+        for (i, a) in digits.iter().enumerate() {
+            for (j, b) in digits.iter().enumerate() {
+                let at = i + j;
+                square[at] += u64::from(*a) * u64::from(*b);
+                square[at + 1] += square[at] / 10;
+                square[at] %= 10;
+            }
+        }
+        digits = square.iter().map(|d| *d as u32).collect();
+        if digits.is_empty() {
+            return 0.0;
+        }
+    }
+}
+
+fn wait_for_the_clock() {
+    let start = std::time::Instant::now();
+    while start.elapsed() < Duration::from_secs(1 << 40) {}
+}
+
+fn format_bomb() -> f64 {
+    let mut text = String::from("x");
+    loop {
+        text = format!("{text:>width$}", width = text.len() * 2);
+        if text.is_empty() {
+            return 0.0;
+        }
+    }
+}
+
+fn fragments() {
+    let mut all: Vec<Box<[u8; 24]>> = Vec::new();
+    loop {
+        all.push(std::hint::black_box(Box::new([1; 24])));
+    }
+}
+
+fn doubling() {
+    let mut bytes = vec![1u8];
+    loop {
+        let copy = bytes.clone();
+        bytes.extend_from_slice(std::hint::black_box(&copy));
+    }
+}
+
+/// Asks the engine itself, and copes with the answer: 1 when it was refused in the end.
+fn raw_grow() -> f64 {
+    #[cfg(target_family = "wasm")]
+    for _ in 0..100_000 {
+        if core::arch::wasm32::memory_grow(0, 16) == usize::MAX {
+            return 1.0;
+        }
+    }
+    0.0
+}
+
+fn wild_read() -> f64 {
+    let at = std::hint::black_box(0xffff_fff0_usize as *const u32);
+    // SAFETY: none. The address lies outside the guest's memory, which is what the test is about.
+    f64::from(unsafe { at.read_volatile() })
+}
+
+fn wild_write() {
+    let at = std::hint::black_box(0xffff_fff0_usize as *mut u32);
+    // SAFETY: none, as above.
+    unsafe { at.write_volatile(1) };
+}
+
+fn null_call() {
+    let nowhere = std::hint::black_box(0xffff_usize);
+    // SAFETY: none. There is no such function, which is what the test is about.
+    let call: fn() = unsafe { std::mem::transmute(nowhere) };
+    call();
+}
+
+fn double_panic() {
+    struct Again;
+    impl Drop for Again {
+        fn drop(&mut self) {
+            panic!("again");
+        }
+    }
+    let _again = Again;
+    panic!("once");
+}
+
+/// More of what cannot be reached; reward 1 when none of it can.
+fn look_around() -> Verdict {
+    let mut input = String::new();
+    let _ = std::io::Read::read_to_string(&mut std::io::stdin(), &mut input);
+    let tries = [
+        std::thread::Builder::new().spawn(|| ()).is_ok(),
+        std::net::ToSocketAddrs::to_socket_addrs("localhost:80").is_ok(),
+        std::fs::create_dir("/tmp/x").is_ok(),
+        std::fs::read("/proc/self/environ").is_ok(),
+        std::fs::read("/dev/urandom").is_ok(),
+        std::env::current_exe().is_ok(),
+        !input.is_empty(),
+    ];
+    // A bit a try, so that a failure says which.
+    let bits = tries.iter().enumerate();
+    let seen: u32 = bits.map(|(bit, seen)| u32::from(*seen) << bit).sum();
+    Verdict::reward(f64::from(seen == 0)).with_metric("seen", f64::from(seen))
 }
 
 fn trap() {

@@ -1,13 +1,12 @@
-//! From a plugin's folder to its component.
+//! Rust: cargo, with the target that makes components.
 
+use super::end_of;
 use crate::RuntimeError;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 const TARGET: &str = "wasm32-wasip2";
-/// Bytes of the compiler's output that an error shows.
-const OUTPUT_BYTES: usize = 8192;
 
 /// Small and fast guests, whatever the workspace's own release profile is for.
 const PROFILE: [&str; 6] = [
@@ -23,23 +22,12 @@ const PROFILE: [&str; 6] = [
 ///
 /// Runs cargo with a target directory of its own, `plugins` inside the one that cargo would use (so
 /// `CARGO_TARGET_DIR` counts), because host and guests are built with different profiles.
-///
-/// # Errors
-/// The folder is no plugin; a tool is missing (with the command that installs it); the code does not compile.
-pub fn build_plugin(folder: &Path) -> Result<PathBuf, RuntimeError> {
+pub(super) fn build(folder: &Path) -> Result<PathBuf, RuntimeError> {
     let manifest = folder.join("Cargo.toml");
     let not_a_plugin = |reason: String| RuntimeError::NotAPlugin {
         folder: folder.into(),
         reason,
     };
-    if !folder.is_dir() {
-        return Err(not_a_plugin("there is no such folder".into()));
-    }
-    if !manifest.is_file() {
-        return Err(not_a_plugin(
-            "it has no Cargo.toml; start one with: slime-host plugin new NAME".into(),
-        ));
-    }
     let manifest = manifest
         .canonicalize()
         .map_err(|source| RuntimeError::Read {
@@ -195,14 +183,4 @@ fn artifact(messages: &[u8], package: &str) -> Option<PathBuf> {
             .map(PathBuf::from)
     });
     files.next()
-}
-
-fn end_of(bytes: &[u8]) -> String {
-    let text = String::from_utf8_lossy(bytes);
-    let text = text.trim_end();
-    let mut start = text.len().saturating_sub(OUTPUT_BYTES);
-    while !text.is_char_boundary(start) {
-        start += 1;
-    }
-    text[start..].to_owned()
 }
