@@ -4,8 +4,9 @@
 
 use super::Outcome;
 use crate::error::Result;
+use slime_kernels::cuda::{Cuda, library};
 use std::net::{TcpListener, TcpStream, ToSocketAddrs};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
@@ -204,32 +205,40 @@ fn loopback() -> Finding {
     }
 }
 
+/// The driver and the libraries that kernels and matrix products need, each where it was found.
 fn cuda() -> Finding {
-    let candidates = [
-        "/usr/lib/x86_64-linux-gnu",
-        "/usr/lib64",
-        "/usr/lib/aarch64-linux-gnu",
-        "/usr/local/nvidia/lib64",
-        "/usr/lib/wsl/lib",
-    ];
-    let library = candidates
+    let found = library::discover();
+    let place = |name: &str| found.iter().find(|f| f.name == name)?.path.as_deref();
+    let Some(driver) = place("driver") else {
+        return absent("CUDA", "no NVIDIA driver: everything runs on the CPU");
+    };
+    let missing: Vec<&str> = found
         .iter()
-        .map(|dir| PathBuf::from(dir).join("libcuda.so.1"))
-        .find(|path| path.exists());
-    let gpus = first_line(
-        "nvidia-smi",
-        &["--query-gpu=name,driver_version", "--format=csv,noheader"],
-    );
-    match (library, gpus) {
-        (_, Some(gpu)) => good("CUDA", gpu),
-        (Some(path), None) => bad(
+        .filter(|f| f.path.is_none())
+        .map(|f| f.name)
+        .collect();
+    if !missing.is_empty() {
+        return bad(
             "CUDA",
             format!(
-                "driver library at {}, but nvidia-smi does not answer; cure: check the driver with `nvidia-smi`",
-                path.display()
+                "driver at {}, but {} was found nowhere; cure: install the CUDA 13 toolkit, or `pip install nvidia-cublas nvidia-cuda-nvrtc` and set VIRTUAL_ENV",
+                driver.display(),
+                missing.join(" and ")
             ),
+        );
+    }
+    match Cuda::open(0).and_then(|cuda| cuda.name()) {
+        Ok(name) => {
+            let places = found
+                .iter()
+                .filter_map(|f| Some(format!("{} {}", f.name, f.path.as_deref()?.display())));
+            let places: Vec<String> = places.collect();
+            good("CUDA", format!("{name}; {}", places.join(", ")))
+        }
+        Err(e) => bad(
+            "CUDA",
+            format!("{e}; cure: check the driver with `nvidia-smi`, it must be 580 or newer"),
         ),
-        (None, None) => absent("CUDA", "no NVIDIA driver: everything runs on the CPU"),
     }
 }
 

@@ -4,7 +4,7 @@ use super::{Context, Outcome};
 use crate::config::{Device, Problem};
 use crate::error::Result;
 use crate::job::stop::Stop;
-use crate::wire::device::on_device;
+use crate::wire::device::{Scale, on_device};
 use crate::wire::engine::{engine_failed, start};
 use crate::wire::{Computer, Model};
 use slime_engine::{EngineConfig, SamplingDefaults, serve};
@@ -29,15 +29,15 @@ pub struct Args {
     /// Longest prompt and answer together; the model's by default
     #[arg(long, value_name = "N")]
     context_length: Option<usize>,
-    /// Tokens the cache holds
-    #[arg(long, value_name = "N", default_value_t = 32768)]
-    max_total_tokens: usize,
-    /// Requests that run at once
-    #[arg(long, value_name = "N", default_value_t = 64)]
-    max_running_requests: usize,
-    /// Rows of one step
-    #[arg(long, value_name = "N", default_value_t = 512)]
-    chunked_prefill_size: usize,
+    /// Tokens the cache holds [default: 32768, on a GPU 262144]
+    #[arg(long, value_name = "N")]
+    max_total_tokens: Option<usize>,
+    /// Requests that run at once [default: 64, on a GPU 256]
+    #[arg(long, value_name = "N")]
+    max_running_requests: Option<usize>,
+    /// Rows of one step [default: 512, on a GPU 8192]
+    #[arg(long, value_name = "N")]
+    chunked_prefill_size: Option<usize>,
     /// Name that `/v1/models` gives
     #[arg(long, value_name = "NAME")]
     served_model_name: Option<String>,
@@ -56,11 +56,12 @@ pub fn run(args: Args, context: &Context) -> Result<Outcome> {
 }
 
 async fn listen(args: Args, model: Model, context: &Context) -> Result<Outcome> {
+    let usual = Scale::of(args.device);
     let config = EngineConfig {
-        max_total_tokens: args.max_total_tokens,
-        max_running_requests: args.max_running_requests,
+        max_total_tokens: args.max_total_tokens.unwrap_or(usual.cache_tokens),
+        max_running_requests: args.max_running_requests.unwrap_or(usual.running),
         context_length: args.context_length,
-        chunked_prefill_size: args.chunked_prefill_size,
+        chunked_prefill_size: args.chunked_prefill_size.unwrap_or(usual.step_tokens),
         seed: args.random_seed,
         served_model_name: args.served_model_name.unwrap_or_else(|| model.name()),
         model_path: args.model,

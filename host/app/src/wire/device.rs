@@ -58,6 +58,38 @@ pub fn published(device: Device) -> hf::Dtype {
     }
 }
 
+/// How much an engine on a device does at once, where nobody says.
+pub struct Scale {
+    /// Rows of one step.
+    pub step_tokens: usize,
+    /// Requests that run at once.
+    pub running: usize,
+    /// Tokens of a server's cache.
+    pub cache_tokens: usize,
+    /// Bytes of the cache of an engine beside a trainer, at most.
+    pub cache_bytes: usize,
+}
+
+impl Scale {
+    /// Of `device`.
+    pub fn of(device: Device) -> Self {
+        match device {
+            Device::Cpu => Self {
+                step_tokens: 512,
+                running: 64,
+                cache_tokens: 32 << 10,
+                cache_bytes: 2 << 30,
+            },
+            Device::Cuda => Self {
+                step_tokens: 8192,
+                running: 256,
+                cache_tokens: 256 << 10,
+                cache_bytes: 16 << 30,
+            },
+        }
+    }
+}
+
 /// Bytes of one number of a tensor.
 pub fn bytes_of_number(device: Device) -> usize {
     match device {

@@ -1,6 +1,6 @@
 //! Who samples: the embedded engine on a loopback port, or servers given by address. Both are reached over HTTP.
 
-use super::device::{Computer, bytes_of_number, on_device};
+use super::device::{Computer, Scale, bytes_of_number, on_device};
 use super::model::{Model, model_failed};
 use super::rollout_failed;
 use crate::config::plan::RolloutPlan;
@@ -107,23 +107,17 @@ fn embedded(
 ) -> Result<EngineHandle> {
     let running = plan.concurrency.min(256);
     let wanted = running * context.min(plan.sampling.max_response_len as usize + 256);
-    let room = cache_room(device) / (numbers_in_cache(model) * bytes_of_number(device));
+    let scale = Scale::of(device);
+    let room = scale.cache_bytes / (numbers_in_cache(model) * bytes_of_number(device));
     let config = EngineConfig {
         max_total_tokens: wanted.clamp(context, room.max(context)),
         max_running_requests: running,
         context_length: Some(context),
+        chunked_prefill_size: scale.step_tokens,
         served_model_name: model.name(),
         ..EngineConfig::default()
     };
     on_device!(Computer::open(device)?, ops => start(model, ops, config))
-}
-
-/// Bytes that the cache of an engine beside a trainer may take.
-fn cache_room(device: Device) -> usize {
-    match device {
-        Device::Cpu => 2 << 30,
-        Device::Cuda => 16 << 30,
-    }
 }
 
 /// Keys and values of one token.
