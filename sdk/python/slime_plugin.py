@@ -191,6 +191,18 @@ def _guarded(function):
     return call
 
 
+def _types(interface, member):
+    """Where the types of an exported interface lie: beside its imports where the world imports it too."""
+    for side in ("exports", "imports"):
+        try:
+            module = importlib.import_module(f"wit_world.{side}.{interface}")
+        except ImportError:
+            continue
+        if hasattr(module, member):
+            return module
+    raise PluginError(f"the world has no {interface}")
+
+
 def _about():
     return types.About(slime_manifest.NAME, slime_manifest.VERSION)
 
@@ -259,7 +271,7 @@ def group_verifier(reward=(0.0, 1.0)):
 
 def filter(function):
     """`decide(group)` returns None to keep the group, or the reason to drop it."""
-    kinds = importlib.import_module("wit_world.exports.filtering")
+    kinds = _types("filtering", "Decision_Keep")
 
     def decide(group):
         reason = function(Group(group))
@@ -295,7 +307,7 @@ def source(num_rows=None):
     """`draw(index, seed, difficulty)` returns a dict: `prompt`, and perhaps `label`, `metadata`, `tools`."""
 
     def export(function):
-        kinds = importlib.import_module("wit_world.exports.drawing")
+        kinds = _types("drawing", "Drawn")
 
         def draw(index, seed, difficulty):
             row = function(index, seed, difficulty)
@@ -325,7 +337,7 @@ def tools(*definitions):
     """`call(name, arguments)` answers the policy with text; `definitions` are OpenAI-style functions (dicts)."""
 
     def export(function):
-        kinds = importlib.import_module("wit_world.exports.tools")
+        kinds = _types("tools", "Definition")
         described = [
             kinds.Definition(d["name"], d.get("description", ""), json.dumps(d.get("parameters", {})))
             for d in definitions
