@@ -61,10 +61,10 @@ impl Function {
 
     fn apply(self, x: f64) -> f64 {
         match self {
-            Self::Sin => x.sin(),
-            Self::Cos => x.cos(),
-            Self::Tan => x.tan(),
-            Self::Cot => x.tan().recip(),
+            Self::Sin => settled(x, x.sin()),
+            Self::Cos => settled(x, x.cos()),
+            Self::Tan => settled(x, x.tan()),
+            Self::Cot => settled(x, x.tan().recip()),
             Self::Sec => x.cos().recip(),
             Self::Csc => x.sin().recip(),
             Self::Asin => x.asin(),
@@ -143,6 +143,15 @@ impl Expr {
                 b.collect(names);
             }
         }
+    }
+}
+
+/// Zero where rounding the argument explains the whole value: π as a float is not π, and sin π is zero.
+fn settled(x: f64, value: f64) -> f64 {
+    if value.abs() <= x.abs() * f64::EPSILON {
+        0.0
+    } else {
+        value
     }
 }
 

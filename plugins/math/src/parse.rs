@@ -241,12 +241,24 @@ impl<'a> Parser<'a> {
         Some(Expr::Root(degree.into(), inner.into()))
     }
 
+    /// `n` over `k`, as n! / (k! (n − k)!).
+    fn binomial(&mut self) -> Option<Expr> {
+        let (n, k) = (self.argument()?, self.argument()?);
+        let rest = Expr::Add(n.clone().into(), Box::new(Expr::Neg(k.clone().into())));
+        let below = Expr::Mul(
+            Box::new(Expr::Factorial(k.into())),
+            Box::new(Expr::Factorial(rest.into())),
+        );
+        Some(Expr::Div(Box::new(Expr::Factorial(n.into())), below.into()))
+    }
+
     fn word(&mut self, name: &str) -> Option<Expr> {
         let bare = name.trim_start_matches('\\');
         match bare {
             "pi" => return Some(Expr::Pi),
             "e" => return Some(Expr::Euler),
             "sqrt" => return self.root(),
+            "binom" | "dbinom" | "tbinom" if name.starts_with('\\') => return self.binomial(),
             "inf" | "infinity" | "oo" => return Some(Expr::Infinity),
             "cup" | "cap" => return None,
             _ => {}

@@ -330,7 +330,9 @@ impl Lexer {
             "rbrace" => Token::Close('S'),
             "lvert" | "rvert" | "vert" | "mid" => Token::Op('|'),
             "percent" => Token::Percent,
-            "pi" | "cup" | "cap" => Token::Word(format!("\\{name}")),
+            "pi" | "cup" | "cap" | "binom" | "dbinom" | "tbinom" => {
+                Token::Word(format!("\\{name}"))
+            }
             name if GREEK.contains(&name) || crate::expr::Function::named(name).is_some() => {
                 Token::Word(format!("\\{name}"))
             }
