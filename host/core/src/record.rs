@@ -37,6 +37,9 @@ pub struct RolloutRecord {
     /// `[response_length]`: the version that sampled each token, 0 where none did. Empty when it was not recorded.
     #[serde(default)]
     pub weight_versions: Vec<WeightVersion>,
+    /// `[response_length]`: a teacher's log-prob of each token, 0 where `loss_mask` is 0. Empty without a teacher.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub teacher_log_probs: Vec<f32>,
     /// The gold answer.
     #[serde(default)]
     pub label: Option<String>,
@@ -69,6 +72,7 @@ impl RolloutRecord {
             outcome: rollout.outcome.kind().into(),
             finish_reason: trajectory.finish,
             weight_versions: trajectory.versions(),
+            teacher_log_probs: Vec::new(),
             label: group.prompt.label.clone(),
             metadata,
         }
@@ -106,6 +110,7 @@ impl RolloutRecord {
         for (name, have) in [
             ("rollout_log_probs", self.rollout_log_probs.len()),
             ("weight_versions", self.weight_versions.len()),
+            ("teacher_log_probs", self.teacher_log_probs.len()),
         ] {
             if have != 0 && have != len {
                 return Err(format!(

@@ -15,7 +15,7 @@
 //! buffer.trained(step)?
 //! ```
 //! A one-step-ahead run calls `sampler.groups(step + 1, …)` in a task of its own while step `step`
-//! trains; nothing else changes.
+//! trains; a fully asynchronous one asks a [`Continuous`] sampler, which never pauses. Nothing else changes.
 #![forbid(unsafe_code)]
 
 pub mod buffer;
@@ -25,13 +25,15 @@ pub mod pool;
 pub mod publish;
 pub mod seed;
 pub mod source;
+mod teacher;
 
-pub use buffer::{Buffer, Identity, Start, Taken};
-pub use collect::{Collected, Limits, Sampler, SamplerConfig, SingleTurn};
+pub use buffer::{Buffer, Conservation, Identity, Start, Taken};
+pub use collect::{Collected, Continuous, Limits, Sampler, SamplerConfig, SingleTurn};
 pub use error::RolloutError;
 pub use pool::{Address, Pool, PoolConfig};
 pub use publish::{Publisher, WeightDirs};
 pub use source::{Mixer, PromptFile, RowKeys};
+pub use teacher::Teacher;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

@@ -1,14 +1,17 @@
 //! From rewards to one advantage per token, by the configured estimator.
 //!
 //! KL in the reward, where asked for, is taken off before rollouts are compared: token by token by the REINFORCE++
-//! estimators, as the sum over the rollout's tokens by the group-relative ones. Read [`crate::algo`] for formulas.
+//! estimators and PPO, as the sum over the rollout's tokens by the group-relative ones. A teacher's penalty comes after
+//! the estimator and before whitening. Read [`crate::algo`] for formulas.
 
-use crate::algo::{Estimator, grpo, reinforce, rloo, whiten};
+use crate::algo::gae::{self, Discount};
+use crate::algo::{Estimator, distill, grpo, max_rl, reinforce, rloo, whiten};
 use crate::config::TrainConfig;
 use crate::data::{Batch, Rollout};
 use slime_core::GroupId;
 
-/// Fill the advantage column of every batch of a rollout step. With `kl_coef`, old and reference log-probs are there.
+/// Fill the advantage column of every batch of a rollout step, and with a critic its returns. With `kl_coef`, old and
+/// reference log-probs are there; with `use_opd`, old and the teacher's; for PPO, values.
 pub fn fill(config: &TrainConfig, rollouts: &[Rollout<'_>], batches: &mut [Batch<'_>]) {
     let estimator = config.advantage_estimator;
     let penalties = (config.kl_coef != 0.0).then(|| kl_of_tokens(config, batches));
@@ -25,15 +28,20 @@ pub fn fill(config: &TrainConfig, rollouts: &[Rollout<'_>], batches: &mut [Batch
         }
     }
     let base = match estimator {
+        _ if config.disable_rewards_normalization => {
+            rewards.iter().map(|(_, reward)| *reward).collect()
+        }
         Estimator::Grpo | Estimator::Gspo | Estimator::Cispo => {
-            let normalize = !config.disable_grpo_std_normalization;
-            grpo::by_group(&rewards, |group| grpo::advantages(group, normalize))
+            grpo::by_group(&rewards, |group| grpo::advantages(group, config.std()))
         }
         Estimator::ReinforcePlusPlusBaseline => {
-            grpo::by_group(&rewards, |group| grpo::advantages(group, false))
+            grpo::by_group(&rewards, |group| grpo::advantages(group, grpo::Std::None))
         }
         Estimator::Rloo => grpo::by_group(&rewards, rloo::advantages),
-        Estimator::ReinforcePlusPlus => rewards.iter().map(|(_, reward)| *reward).collect(),
+        Estimator::MaxRl => grpo::by_group(&rewards, max_rl::advantages),
+        Estimator::ReinforcePlusPlus | Estimator::Ppo => {
+            rewards.iter().map(|(_, reward)| *reward).collect()
+        }
     };
     for (index, batch) in batches.iter_mut().enumerate() {
         for sequence in &batch.sequences {
@@ -56,8 +64,24 @@ pub fn fill(config: &TrainConfig, rollouts: &[Rollout<'_>], batches: &mut [Batch
                 Estimator::ReinforcePlusPlusBaseline => {
                     slots.copy_from_slice(&reinforce::with_baseline(&kl(), config.kl_coef, base));
                 }
+                Estimator::Ppo => {
+                    let values = &batch.columns.value[range.clone()];
+                    let discount = Discount {
+                        gamma: config.gamma,
+                        lambd: config.lambd,
+                        kl_coef: config.kl_coef,
+                    };
+                    let (advantages, returns) = gae::advantages(&kl(), values, base, discount);
+                    slots.copy_from_slice(&advantages);
+                    batch.columns.returns[range].copy_from_slice(&returns);
+                }
                 _ => slots.fill(base),
             }
+        }
+        if config.use_opd {
+            let columns = &mut batch.columns;
+            let (old, teacher) = (&columns.old, &columns.teacher);
+            distill::penalise(&mut columns.advantage, old, teacher, config.opd_kl_coef);
         }
     }
     if config.normalize_advantages {

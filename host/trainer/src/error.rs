@@ -37,6 +37,11 @@ pub enum Error {
         "KL to a reference is asked for ({0}), but the trainer was given no reference weights; load them with with_reference"
     )]
     NoReference(&'static str),
+    /// Distillation is asked for, but there is no teacher.
+    #[error(
+        "use_opd needs a teacher's log-probs, and there are none: load its weights with with_teacher (model.teacher_load), or let records carry teacher_log_probs"
+    )]
+    NoTeacher,
     /// The operating system refused.
     #[error("{}: {source}", path.display())]
     Io {

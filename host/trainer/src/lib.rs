@@ -8,12 +8,13 @@ pub mod advantages;
 pub mod algo;
 pub mod checkpoint;
 pub mod config;
+pub mod critic;
 pub mod data;
 pub mod error;
 pub mod head;
 pub mod metrics;
 pub mod optim;
-mod passes;
+pub mod passes;
 pub mod step;
 pub mod trainer;
 

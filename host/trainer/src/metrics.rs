@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 /// One train step.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct TrainMetrics {
-    /// The whole objective, weighted as it was minimised.
+    /// The whole objective, weighted as it was minimised. NaN, written as `null`, while only the critic trains.
     #[serde(rename = "train/loss")]
     pub loss: f64,
     /// The surrogate. `null` for supervised fine-tuning.
@@ -17,7 +17,7 @@ pub struct TrainMetrics {
     /// KL to the reference.
     #[serde(rename = "train/kl_loss")]
     pub kl_loss: Option<f64>,
-    /// Entropy of the tempered policy, in nats.
+    /// Entropy of the tempered policy, in nats. NaN, written as `null`, while only the critic trains.
     #[serde(rename = "train/entropy")]
     pub entropy: f64,
     /// Share of tokens whose clipped term is the larger loss.
@@ -35,6 +35,36 @@ pub struct TrainMetrics {
     /// Share of tokens whose weight was truncated.
     #[serde(rename = "train/tis_clipfrac")]
     pub tis_clipfrac: Option<f64>,
+    /// Share of tokens that the correction between trainer and engine left out; `null` where none can be.
+    #[serde(rename = "train/rejected")]
+    pub rejected: Option<f64>,
+    /// Share of tokens left out because their trajectory drifted; `null` without `use_opsm`.
+    #[serde(rename = "train/opsm_clipfrac")]
+    pub opsm_clipfrac: Option<f64>,
+    /// KL(engine ‖ trainer), mean of `rollout - old`; `null` where the engine recorded nothing.
+    #[serde(rename = "train/mismatch_kl")]
+    pub mismatch_kl: Option<f64>,
+    /// The same by the k3 estimator, which is never negative.
+    #[serde(rename = "train/mismatch_k3")]
+    pub mismatch_k3: Option<f64>,
+    /// KL(student ‖ teacher), mean of `old - teacher`; `null` without a teacher.
+    #[serde(rename = "train/opd_reverse_kl")]
+    pub opd_reverse_kl: Option<f64>,
+    /// The critic's loss; `null` without a critic.
+    #[serde(rename = "train/value_loss")]
+    pub value_loss: Option<f64>,
+    /// Share of tokens whose value moved beyond the clip.
+    #[serde(rename = "train/value_clipfrac")]
+    pub value_clipfrac: Option<f64>,
+    /// 1 - Var(returns - values) / Var(returns), of the values before this rollout step; 1 is a perfect critic, 0 a useless one.
+    #[serde(rename = "train/value_explained")]
+    pub value_explained: Option<f64>,
+    /// L2 norm of the critic's gradient before clipping.
+    #[serde(rename = "train/critic_grad_norm")]
+    pub critic_grad_norm: Option<f64>,
+    /// The critic's learning rate.
+    #[serde(rename = "train/critic_lr")]
+    pub critic_lr: Option<f64>,
     /// L2 norm of the gradient before clipping.
     #[serde(rename = "train/grad_norm")]
     pub grad_norm: Option<f64>,

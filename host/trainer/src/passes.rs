@@ -1,5 +1,6 @@
 //! Passes that only look: log-probs of the reference, and of the policy before it changes.
 
+use crate::algo::mismatch::Mismatch;
 use crate::config::TrainConfig;
 use crate::data::{Batch, MicroBatch};
 use crate::head::Head;
@@ -63,6 +64,41 @@ impl<O: Ops> Trainer<O> {
         Ok(())
     }
 
+    /// The teacher's log-probs, where it is in the trainer; records bring those of a teacher in the pool.
+    pub(crate) fn fill_teacher(
+        &self,
+        batches: &mut [Batch<'_>],
+        packed: &[Vec<MicroBatch>],
+    ) -> Result<()> {
+        if !self.config.use_opd {
+            return Ok(());
+        }
+        let num_steps = batches.len();
+        let Some(teacher) = &self.teacher else {
+            let known = |batch: &Batch<'_>| batch.columns.teacher.iter().all(|p| !p.is_nan());
+            return match batches.iter().all(known) {
+                true => Ok(()),
+                false => Err(Error::NoTeacher),
+            };
+        };
+        for (step, (batch, packed)) in batches.iter_mut().zip(packed).enumerate() {
+            let at = (step, num_steps);
+            batch.columns.teacher = self
+                .scores(teacher, batch, packed, Phase::Teacher, at)?
+                .logp;
+        }
+        Ok(())
+    }
+
+    /// Corrections between trainer and engine that look at more than one token, from the old log-probs.
+    pub(crate) fn fill_corrections(&self, batches: &mut [Batch<'_>]) {
+        if let Some(mismatch) = self.config.mismatch() {
+            batches
+                .iter_mut()
+                .for_each(|batch| correct(batch, &mismatch));
+        }
+    }
+
     /// The old policy's log-probs. With a single step the step's own forward gives them, and the ratio is exactly 1.
     pub(crate) fn fill_old(
         &self,
@@ -76,7 +112,7 @@ impl<O: Ops> Trainer<O> {
                 .for_each(|batch| batch.columns.old = batch.columns.rollout.clone());
             return Ok(());
         }
-        if batches.len() == 1 && config.kl_coef == 0.0 {
+        if batches.len() == 1 && !config.needs_old() {
             return Ok(());
         }
         let num_steps = batches.len();
@@ -94,10 +130,8 @@ impl<O: Ops> Trainer<O> {
     }
 
     pub(crate) fn check_rollout_logprobs(&self, records: &[RolloutRecord]) -> Result<()> {
-        let option = match (self.config.use_rollout_logprobs, self.config.use_tis) {
-            (true, _) => "use_rollout_logprobs",
-            (_, true) => "use_tis",
-            _ => return Ok(()),
+        let Some(option) = self.config.needs_rollout_log_probs() else {
+            return Ok(());
         };
         let missing = |r: &RolloutRecord| {
             r.is_scored() && r.loss_mask.contains(&1) && r.rollout_log_probs.is_empty()
@@ -112,6 +146,22 @@ impl<O: Ops> Trainer<O> {
             None => Ok(()),
         }
     }
+}
+
+/// Fill the correction column of one train step.
+pub fn correct(batch: &mut Batch<'_>, mismatch: &Mismatch) {
+    let columns = &batch.columns;
+    let log_ratios: Vec<f64> = columns
+        .old
+        .iter()
+        .zip(&columns.rollout)
+        .map(|(old, rollout)| old - rollout)
+        .collect();
+    let own = batch
+        .sequences
+        .iter()
+        .map(|s| &log_ratios[s.trained.clone()]);
+    batch.columns.correction = mismatch.correct(own);
 }
 
 /// The head of a network, as the configuration reads it.

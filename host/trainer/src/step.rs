@@ -7,7 +7,7 @@ use crate::Result;
 use crate::algo::gspo;
 use crate::algo::objective::{Objective, PolicyLoss, Token};
 use crate::data::{Batch, MicroBatch};
-use crate::head::Head;
+use crate::head::{Head, Slopes};
 use crate::metrics::TrainMetrics;
 use slime_kernels::Ops;
 use slime_model::Network;
@@ -62,10 +62,13 @@ impl Evaluation<'_> {
             rollout: columns.rollout[number],
             advantage: columns.advantage[number],
             weight: columns.weight[number],
+            correction: columns.correction.get(number).copied(),
+            drift: f64::NAN,
         }
     }
 
-    /// Replace each token's log-ratio by its trajectory's mean. A NaN stays with its token.
+    /// Give every token its trajectory's drift and, where the ratio is the trajectory's, the mean of its log-ratios. A NaN
+    /// stays with its token.
     fn spread_ratio(&self, tokens: &mut [Token], lengths: impl Iterator<Item = usize>) {
         let mut start = 0;
         for len in lengths {
@@ -76,15 +79,49 @@ impl Evaluation<'_> {
                 .filter(|r| !r.is_nan())
                 .collect();
             let mean = gspo::log_ratio(&ratios);
-            own.iter_mut()
-                .filter(|t| !t.log_ratio.is_nan())
-                .for_each(|t| t.log_ratio = mean);
+            for token in own.iter_mut().filter(|t| !t.log_ratio.is_nan()) {
+                token.drift = -mean;
+                if self.objective.loss == PolicyLoss::Sequence {
+                    token.log_ratio = mean;
+                }
+            }
             start += len;
         }
     }
 
     fn lengths<'b>(&'b self, members: &'b [usize]) -> impl Iterator<Item = usize> + 'b {
         members.iter().map(|&i| self.batch.sequences[i].rows.len())
+    }
+
+    /// The tokens of whole sequences, given their scores in order.
+    fn tokens(
+        &self,
+        numbers: &[usize],
+        members: &[usize],
+        logp: &[f64],
+        entropy: &[f64],
+    ) -> Vec<Token> {
+        let scored = numbers.iter().zip(logp.iter().zip(entropy));
+        let mut tokens: Vec<Token> = scored
+            .map(|(&number, (&logp, &entropy))| self.token(number, logp, entropy))
+            .collect();
+        if self.objective.needs_trajectory() {
+            self.spread_ratio(&mut tokens, self.lengths(members));
+        }
+        tokens
+    }
+
+    /// Slopes of the objective by each log-prob and each entropy of the batch, given all of them: what the head asks for
+    /// piece by piece.
+    pub fn slopes(&self, scores: &Scores) -> Slopes {
+        let numbers: Vec<usize> = (0..self.batch.num_trained()).collect();
+        let members: Vec<usize> = (0..self.batch.sequences.len()).collect();
+        let tokens = self.tokens(&numbers, &members, &scores.logp, &scores.entropy);
+        let slope = |token: &Token| {
+            let loss = self.objective.token(token);
+            (loss.dlogp, loss.dentropy)
+        };
+        tokens.iter().map(slope).unzip()
     }
 }
 
@@ -108,15 +145,8 @@ pub fn micro_step<O: Ops>(
     let mut with_ratio = None;
     if objective.needs_trajectory() {
         let stats = head.stats(&hidden, &micro.targets)?;
-        let scored = micro
-            .tokens
-            .iter()
-            .zip(stats.logprob.iter().zip(&stats.entropy));
-        let mut tokens: Vec<Token> = scored
-            .map(|(&number, (&logp, &entropy))| evaluation.token(number, logp, entropy))
-            .collect();
-        evaluation.spread_ratio(&mut tokens, evaluation.lengths(&micro.members));
-        with_ratio = Some(tokens);
+        let (logp, entropy) = (&stats.logprob, &stats.entropy);
+        with_ratio = Some(evaluation.tokens(&micro.tokens, &micro.members, logp, entropy));
     }
     drop(forward);
     let _backward = debug_span!("backward").entered();
@@ -155,11 +185,13 @@ pub fn metrics(evaluation: &Evaluation<'_>, scores: &Scores) -> TrainMetrics {
         evaluation.spread_ratio(&mut tokens, batch.sequences.iter().map(|s| s.rows.len()));
     }
     let mut sums = Sums::default();
-    for (token, raw_kl) in tokens.iter().zip(raw_kl) {
+    for (number, (token, raw_kl)) in tokens.iter().zip(raw_kl).enumerate() {
         sums.add(objective, token, raw_kl, evaluation.old_is_engine);
+        sums.teach(token, batch.columns.teacher[number]);
     }
     let policy = |value: f64| (objective.loss != PolicyLoss::Likelihood).then_some(value);
     let clipfrac = policy(sums.clipped);
+    let corrects = objective.tis.is_some() || !batch.columns.correction.is_empty();
     TrainMetrics {
         loss: sums.loss,
         pg_loss: policy(sums.pg),
@@ -169,8 +201,13 @@ pub fn metrics(evaluation: &Evaluation<'_>, scores: &Scores) -> TrainMetrics {
         clipfrac,
         pg_clipfrac: clipfrac,
         dual_clipfrac: objective.clip.dual.and(policy(sums.dual_clipped)),
-        tis: objective.tis.map(|_| sums.tis),
-        tis_clipfrac: objective.tis.map(|_| sums.tis_clipped),
+        tis: corrects.then_some(sums.tis),
+        tis_clipfrac: corrects.then_some(sums.tis_clipped),
+        rejected: (!batch.columns.correction.is_empty()).then_some(sums.rejected),
+        opsm_clipfrac: objective.opsm_delta.map(|_| sums.opsm_masked),
+        mismatch_kl: (sums.recorded > 0.0).then(|| sums.mismatch_kl / sums.recorded),
+        mismatch_k3: (sums.recorded > 0.0).then(|| sums.mismatch_k3 / sums.recorded),
+        opd_reverse_kl: (sums.taught > 0.0).then(|| sums.reverse_kl / sums.taught),
         train_rollout_logprob_abs_diff: (sums.recorded > 0.0).then(|| sums.gap / sums.recorded),
         train_rollout_logprob_abs_diff_max: (sums.recorded > 0.0).then_some(sums.max_gap),
         advantage_abs: policy(sums.advantage),
@@ -200,6 +237,12 @@ struct Sums {
     gap: f64,
     max_gap: f64,
     recorded: f64,
+    rejected: f64,
+    opsm_masked: f64,
+    mismatch_kl: f64,
+    mismatch_k3: f64,
+    reverse_kl: f64,
+    taught: f64,
     masked_tokens: usize,
     ratio_clamped: usize,
 }
@@ -212,6 +255,9 @@ impl Sums {
             return;
         }
         let w = token.weight;
+        if loss.rejected {
+            self.rejected += w;
+        }
         let share = |flag: bool| if flag { w } else { 0.0 };
         self.loss += w * loss.loss;
         self.pg += w * loss.pg;
@@ -222,6 +268,7 @@ impl Sums {
         self.dual_clipped += share(loss.dual_clipped);
         self.tis += w * loss.tis;
         self.tis_clipped += share(loss.tis_clipped);
+        self.opsm_masked += share(loss.opsm_masked);
         self.advantage += w * token.advantage.abs();
         self.ratio_clamped += usize::from(loss.ratio_clamped);
         if !token.rollout.is_nan() {
@@ -231,6 +278,18 @@ impl Sums {
             self.gap += w * gap;
             self.recorded += w;
             self.max_gap = self.max_gap.max(gap);
+            let d = own - token.rollout;
+            self.mismatch_kl -= w * d;
+            self.mismatch_k3 += w * (d.exp_m1() - d);
+        }
+    }
+
+    /// How far the student is from its teacher, where there is one.
+    fn teach(&mut self, token: &Token, teacher: f64) {
+        let gap = token.old - teacher;
+        if gap.is_finite() {
+            self.reverse_kl += token.weight * gap;
+            self.taught += token.weight;
         }
     }
 }

@@ -7,11 +7,9 @@
 //! It knows no loop, no engine and no file of rollouts; those are the program's. Read [`crate::step`] for one step
 //! and [`crate::data`] for what a batch is.
 
-use crate::algo::Estimator;
-use crate::algo::clip::Clip;
-use crate::algo::importance::Truncation;
-use crate::algo::objective::{KlTerm, Objective, PolicyLoss};
+use crate::algo::objective::Objective;
 use crate::config::TrainConfig;
+use crate::critic::{self, Critic};
 use crate::data::rollouts::{Limits, check_tokens, rollouts};
 use crate::data::{Batch, MicroBatch, split_steps};
 use crate::metrics::TrainMetrics;
@@ -42,8 +40,12 @@ pub struct Progress {
 pub enum Phase {
     /// Log-probs of the reference model.
     Reference,
+    /// Log-probs of the teacher.
+    Teacher,
     /// Log-probs of the policy before it changes.
     OldLogProbs,
+    /// The critic's values, and its training.
+    Critic,
     /// Forward and backward.
     Train,
     /// The optimizer.
@@ -78,6 +80,8 @@ pub struct Trainer<O: Ops> {
     pub(crate) network: Network<O>,
     pub(crate) optimizer: Optimizer<O>,
     pub(crate) reference: Option<Network<O>>,
+    pub(crate) teacher: Option<Network<O>>,
+    pub(crate) critic: Option<Critic<O>>,
     grads: Gradients<O>,
     recompute: Vec<Recompute>,
     pub(crate) vocab: usize,
@@ -111,12 +115,18 @@ impl<O: Ops> Trainer<O> {
             })
             .collect();
         let vocab = spec.vocab;
+        let critic = match config.has_critic() {
+            true => Some(Critic::new(&network, &config)?),
+            false => None,
+        };
         Ok(Self {
             ops,
             config,
             network,
             optimizer,
             reference: None,
+            teacher: None,
+            critic,
             grads,
             recompute,
             vocab,
@@ -135,6 +145,27 @@ impl<O: Ops> Trainer<O> {
             weights,
         )?);
         Ok(self)
+    }
+
+    /// Give it the weights of a teacher to distil from: any model over the same tokens.
+    ///
+    /// # Errors
+    /// They do not fit `spec`, or its tokens are others.
+    pub fn with_teacher(mut self, spec: Arc<ModelSpec>, weights: Vec<O::Tensor>) -> Result<Self> {
+        if spec.vocab < self.vocab {
+            return Err(slime_model::Error::Input(format!(
+                "the teacher knows {} tokens, the student {}: distillation compares log-probs of the same tokens",
+                spec.vocab, self.vocab
+            ))
+            .into());
+        }
+        self.teacher = Some(Network::new(self.ops.clone(), spec, weights)?);
+        Ok(self)
+    }
+
+    /// The critic, for an estimator that has one.
+    pub fn critic(&mut self) -> Option<&mut Critic<O>> {
+        self.critic.as_mut()
     }
 
     /// Ids from `vocab` on are no tokens of the tokenizer: they are −inf in every softmax.
@@ -217,23 +248,38 @@ impl<O: Ops> Trainer<O> {
             .collect();
         self.check_rollout_logprobs(records)?;
         self.fill_reference(&mut batches, &packed)?;
+        self.fill_teacher(&mut batches, &packed)?;
         self.fill_old(&mut batches, &packed)?;
+        let warms_up = self.fill_values(&mut batches, &packed)?;
         advantages::fill(&self.config, &rollouts, &mut batches);
+        self.fill_corrections(&mut batches);
         warn_if_nothing_to_learn(&batches);
-        let objective = self.objective();
+        let objective = self.config.objective();
         let num_steps = batches.len();
         let steps = batches.iter().zip(&packed).enumerate();
         steps
             .map(|(step, (batch, packed))| {
-                self.step(
-                    Evaluation {
-                        objective,
-                        batch,
-                        old_is_engine: self.config.use_rollout_logprobs,
-                    },
-                    packed,
-                    (step, num_steps),
-                )
+                let at = (step, num_steps);
+                let criticised = self.critic_step(batch, packed, at)?;
+                let evaluation = Evaluation {
+                    objective,
+                    batch,
+                    old_is_engine: self.config.use_rollout_logprobs,
+                };
+                let mut metrics = if warms_up {
+                    self.without_policy(batch)
+                } else {
+                    self.step(evaluation, packed, at)?
+                };
+                if let Some(report) = criticised {
+                    let (values, returns) = (&batch.columns.value, &batch.columns.returns);
+                    metrics.value_loss = Some(report.loss);
+                    metrics.value_clipfrac = Some(report.clipfrac);
+                    metrics.value_explained = critic::explained(values, returns);
+                    metrics.critic_grad_norm = report.grad_norm;
+                    metrics.critic_lr = Some(report.lr);
+                }
+                Ok(metrics)
             })
             .collect()
     }
@@ -303,30 +349,57 @@ impl<O: Ops> Trainer<O> {
         Ok(out)
     }
 
-    /// What the configuration minimises.
-    fn objective(&self) -> Objective {
-        let config = &self.config;
-        Objective {
-            loss: match config.advantage_estimator {
-                Estimator::Gspo => PolicyLoss::Sequence,
-                Estimator::Cispo => PolicyLoss::Cispo,
-                _ => PolicyLoss::Clipped,
-            },
-            clip: Clip {
-                low: config.eps_clip,
-                high: config.clip_high(),
-                dual: config.eps_clip_c,
-            },
-            kl: config.use_kl_loss.then(|| KlTerm {
-                kind: config.kl_kind(),
-                coef: config.kl_loss_coef,
-                unbiased: config.use_unbiased_kl,
-            }),
-            entropy_coef: config.entropy_coef,
-            tis: config.use_tis.then_some(Truncation {
-                low: config.tis_clip_low,
-                high: config.tis_clip,
-            }),
+    /// The critic's values before this rollout step, and whether only it trains in this one.
+    fn fill_values(
+        &mut self,
+        batches: &mut [Batch<'_>],
+        packed: &[Vec<MicroBatch>],
+    ) -> Result<bool> {
+        let num_steps = batches.len();
+        for (step, (batch, packed)) in batches.iter_mut().zip(packed).enumerate() {
+            let Some(critic) = &self.critic else {
+                return Ok(false);
+            };
+            let total = packed.iter().map(|m| m.ids.len()).sum();
+            self.report(Phase::Critic, (step, num_steps), (0, total));
+            batch.columns.value = critic.values(batch, packed)?;
+        }
+        let warm_up = self.config.num_critic_only_steps;
+        Ok(self.critic.as_mut().is_some_and(|critic| {
+            critic.num_rollouts += 1;
+            critic.num_rollouts <= warm_up
+        }))
+    }
+
+    fn critic_step(
+        &mut self,
+        batch: &Batch<'_>,
+        packed: &[MicroBatch],
+        step: (usize, usize),
+    ) -> Result<Option<critic::CriticReport>> {
+        let total = packed.iter().map(|m| m.ids.len()).sum();
+        if self.critic.is_some() {
+            self.report(Phase::Critic, step, (0, total));
+        }
+        let (clip, recompute) = (self.config.value_clip, &self.recompute);
+        self.critic
+            .as_mut()
+            .map(|critic| critic.step(batch, packed, recompute, clip))
+            .transpose()
+    }
+
+    /// The metrics of a step in which the policy stays as it is.
+    fn without_policy(&self, batch: &Batch<'_>) -> TrainMetrics {
+        TrainMetrics {
+            loss: f64::NAN,
+            entropy: f64::NAN,
+            lr: self.optimizer.lr(),
+            tokens: batch.num_tokens(),
+            trained_tokens: batch.num_trained(),
+            rollouts: batch.num_rollouts,
+            masked_rollouts: batch.num_masked_rollouts,
+            num_updates: self.optimizer.progress.num_updates,
+            ..TrainMetrics::default()
         }
     }
 

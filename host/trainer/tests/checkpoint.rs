@@ -122,7 +122,7 @@ fn save_under_a_file_size_limit() {
 
 #[cfg(unix)]
 #[test]
-fn a_full_disk_leaves_the_old_checkpoint_as_it_was() {
+fn i08_a_full_disk_leaves_the_old_checkpoint_as_it_was() {
     let root = tempfile::tempdir().unwrap();
     let at = root.path().join("step_1");
     let mut trainer = trainer(&f32_cpu(), MODEL, config());

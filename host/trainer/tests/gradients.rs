@@ -35,6 +35,7 @@ fn objective(loss: PolicyLoss) -> Objective {
             low: 0.0,
             high: 2.0,
         }),
+        opsm_delta: None,
     }
 }
 

@@ -15,7 +15,7 @@ fn texts(vocab: usize) -> Vec<Vec<u32>> {
 }
 
 #[test]
-fn a_sequence_packed_with_others_has_the_bits_it_has_alone() {
+fn j07_a_sequence_packed_with_others_has_the_bits_it_has_alone() {
     for model in MODELS {
         let ops = f32_cpu();
         let trainer = trainer(&ops, model, TrainConfig::default());
@@ -30,7 +30,7 @@ fn a_sequence_packed_with_others_has_the_bits_it_has_alone() {
 }
 
 #[test]
-fn changing_one_sequence_leaves_the_others_alone() {
+fn j06_changing_one_sequence_leaves_the_others_alone() {
     let ops = f32_cpu();
     let trainer = trainer(&ops, "qwen2-tiny", TrainConfig::default());
     let mut texts = texts(trainer.network().spec().vocab);

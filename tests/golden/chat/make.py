@@ -4,7 +4,7 @@
 
 Writes tokenizer/ (trained on corpus.txt), conversations.json and expected.json; with --smollm2 also
 smollm2.json (ids only, from that model's own tokenizer and template). Templates are written by hand
-in the style of five families. `null` in expected: the template refuses the conversation.
+in the style of seven families. `null` in expected: the template refuses the conversation.
 """
 
 import json
@@ -15,7 +15,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from transformers import AutoTokenizer
 
 HERE = Path(__file__).parent
-TEMPLATES = ("chatml", "qwen2_5", "qwen3", "llama3_1", "glm4")
+TEMPLATES = ("chatml", "qwen2_5", "qwen3", "llama3_1", "glm4", "glm4_5", "deepseek")
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>",
            "<|eom_id|>", "[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>"]
 PLAIN = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>"]  # added, but kept when decoding

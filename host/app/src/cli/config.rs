@@ -2,7 +2,7 @@
 
 use super::Outcome;
 use super::recipe::Recipe;
-use crate::config::flags::{Group, bits};
+use crate::config::flags::{Group, bits, slime};
 use crate::config::{Plan, Verb, schema};
 use crate::error::Result;
 
@@ -25,6 +25,8 @@ pub enum Args {
     Check(Check),
     /// List every key
     Keys,
+    /// Print what became of slime's flags, as a page
+    Flags,
 }
 
 /// A recipe and the verb it is for.
@@ -50,6 +52,7 @@ pub fn run(args: Args) -> Result<Outcome> {
             .iter()
             .map(|key| format!("{key}\n"))
             .collect(),
+        Args::Flags => slime::page(),
         Args::Check(check) => {
             let verb = [Verb::Run, Verb::Sft, Verb::Rollout, Verb::Train, Verb::Eval];
             let verb = verb

@@ -67,8 +67,7 @@ async fn evaluate(opened: Opened, out: Option<PathBuf>, context: &Context) -> Re
         .console
         .progress("data sets", opened.held_out.len() as u64);
     let evals = Evals {
-        driver: opened.driver(&serving, &eval.sampling, eval.n_samples_per_prompt, "eval"),
-        sources: opened.held_out.clone(),
+        sets: opened.eval_sets(&serving, eval),
         progress: Arc::new(Watch::new(bar.clone(), "evaluate")),
     };
     let reports = evals.reports(Step(0), version).await?;

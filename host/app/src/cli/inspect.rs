@@ -1,5 +1,6 @@
 //! `slime-host inspect`: a run's rows as a table, and what stands in its directory.
 
+use super::mask::{self, Color};
 use super::{Context, Outcome};
 use crate::config::Problem;
 use crate::error::Result;
@@ -21,6 +22,12 @@ pub struct Args {
     /// Print one metric of every step, tab-separated
     #[arg(long, value_name = "NAME")]
     metric: Option<String>,
+    /// Print one rollout, the tokens that train in colour
+    #[arg(long, value_name = "ROLLOUT_ID", conflicts_with = "metric")]
+    mask: Option<u64>,
+    /// When --mask writes colours
+    #[arg(long, value_enum, default_value_t, requires = "mask")]
+    color: Color,
 }
 
 /// Do it.
@@ -28,6 +35,9 @@ pub struct Args {
 /// # Errors
 /// A directory holds no run.
 pub fn run(args: Args, _context: &Context) -> Result<Outcome> {
+    if let (Some(id), Some(dir)) = (args.mask, args.runs.first()) {
+        return mask::run(dir, id, args.color);
+    }
     let mut runs = Vec::new();
     let mut problems = Vec::new();
     for dir in &args.runs {

@@ -7,8 +7,10 @@ mod config;
 mod convert;
 mod doctor;
 mod eval;
+mod import;
 mod inspect;
 mod logprobs;
+mod mask;
 mod plugin;
 mod recipe;
 mod rollout;
@@ -67,6 +69,8 @@ enum Verb {
     Plugin(plugin::Args),
     /// A GGUF file as an HF directory
     Convert(convert::Args),
+    /// A slime launch script as a recipe, and what could not be carried over
+    Import(import::Args),
     /// Show a run, or compare two
     Inspect(inspect::Args),
     /// Show what is here and what is missing
@@ -148,6 +152,7 @@ fn dispatch(verb: Verb, context: &Context) -> Result<Outcome> {
         Verb::Score(args) => score::run(args, context),
         Verb::Plugin(args) => plugin::run(args, context),
         Verb::Convert(args) => convert::run(args, context),
+        Verb::Import(args) => import::run(args, context),
         Verb::Inspect(args) => inspect::run(args, context),
         Verb::Doctor(args) => doctor::run(args),
         Verb::Config(args) => config::run(args),

@@ -10,7 +10,7 @@ use crate::job::stop::{ENDING, Stop};
 use crate::job::{row, run_dir, watch};
 use crate::telemetry::{Telemetry, console};
 use crate::wire::device::on_device;
-use crate::wire::model::load_other;
+use crate::wire::model::{load_other, load_teacher};
 use crate::wire::{Computer, Model, refused};
 use slime_core::RolloutRecord;
 use slime_core::ports::TextCodec;
@@ -89,6 +89,11 @@ async fn train<O: Ops>(
         return Err(problem
             .help("add --use-kl-loss, or a --kl-coef above 0")
             .into());
+    }
+    if let Some(teacher) = &plan.model.teacher {
+        let (spec, weights) = load_teacher(&model, teacher, &*ops)
+            .map_err(|e| refused(&said, &["model.teacher_load"], e))?;
+        trainer = trainer.with_teacher(spec, weights).map_err(train_failed)?;
     }
     console.line(&console::header(&[
         ("model", format!("{} ({})", model.name(), model.size())),

@@ -58,10 +58,13 @@ impl<'a> Check<'a> {
     pub fn rules(&mut self) {
         self.sections();
         self.ranges();
+        self.sources();
+        self.teacher();
         self.model();
         self.batches();
         self.parallel();
         self.without_effect();
+        self.lag();
         self.length();
     }
 
@@ -89,7 +92,13 @@ impl<'a> Check<'a> {
 
     fn ranges(&mut self) {
         let c = &self.said.config;
-        let floats: [Range; 5] = [
+        let floats: [Range; 6] = [
+            (
+                "rollout.overlong_penalty_factor",
+                c.rollout.overlong_penalty_factor,
+                |f| f > 0.0,
+                "more than 0",
+            ),
             (
                 "rollout.top_p",
                 c.rollout.top_p,
@@ -173,6 +182,10 @@ impl<'a> Check<'a> {
             ),
             ("sft.num_steps", c.sft.num_steps),
             ("sft.batch_size", c.sft.batch_size),
+            (
+                "rollout.overlong_buffer_len",
+                c.rollout.overlong_buffer_len.map(u64::from),
+            ),
         ];
         for (key, _) in counts.iter().filter(|(_, value)| *value == Some(0)) {
             self.refuse(key, format!("`{key}` is 0"), "it must be 1 or more");
@@ -188,6 +201,77 @@ impl<'a> Check<'a> {
                     key,
                     format!("`{key}` keeps no token"),
                     "-1 keeps all; a number above 0 keeps that many",
+                );
+            }
+        }
+    }
+
+    fn teacher(&mut self) {
+        let c = &self.said.config;
+        if self.verb != Verb::Run || c.algorithm.use_opd != Some(true) {
+            return;
+        }
+        match (&c.model.teacher_load, &c.model.teacher_addrs) {
+            (None, None) => self.refuse(
+                "algorithm.use_opd",
+                "there is no teacher to distil from",
+                "add `teacher_load = \"DIR\"` to [model], or `teacher_addrs` of servers that hold it",
+            ),
+            (Some(_), Some(_)) => self.refuse(
+                "model.teacher_addrs",
+                "`teacher_load` and `teacher_addrs` name two teachers",
+                "keep one",
+            ),
+            (None, Some(_)) if c.rollout.temperature.is_some_and(|t| t != 1.0) => self.refuse(
+                "model.teacher_addrs",
+                "a server says how likely tokens are at temperature 1, and the student samples at another",
+                "set `rollout.temperature = 1.0`, or load the teacher with `teacher_load`",
+            ),
+            _ => {}
+        }
+    }
+
+    fn sources(&mut self) {
+        let c = &self.said.config;
+        if c.data.prompt_data.is_some() && !c.data.sources.is_empty() {
+            self.refuse(
+                "data.prompt_data",
+                "`data.prompt_data` and `data.sources` both say where prompts come from",
+                "make `prompt_data` one of the sources",
+            );
+        }
+        for (name, set) in &c.data.sources {
+            if let Some(weight) = set.own.weight.filter(|w| !(w.is_finite() && *w > 0.0)) {
+                let key = format!("data.sources.{name}");
+                self.refuse(
+                    &key,
+                    format!("the weight of source `{name}` is {weight}"),
+                    "it must be more than 0; leave the source out to draw nothing from it",
+                );
+            }
+        }
+        for (name, set) in &c.eval.prompt_data {
+            let key = format!("eval.prompt_data.{name}");
+            let own = &set.own;
+            if own.temperature.is_some_and(|t| t.is_nan() || t < 0.0) {
+                self.refuse(
+                    &key,
+                    format!("the temperature of data set `{name}` is below 0"),
+                    "0 is greedy",
+                );
+            }
+            if own.top_p.is_some_and(|p| !(p > 0.0 && p <= 1.0)) {
+                self.refuse(
+                    &key,
+                    format!("top_p of data set `{name}` is not a mass"),
+                    "it must be more than 0 and at most 1",
+                );
+            }
+            if own.n_samples_per_prompt == Some(0) || own.max_response_len == Some(0) {
+                self.refuse(
+                    &key,
+                    format!("data set `{name}` asks for nothing"),
+                    "counts must be 1 or more",
                 );
             }
         }
@@ -262,6 +346,11 @@ impl<'a> Check<'a> {
             self.problems.push(
                 Problem::new(format!("`{key}`: {}", problem.detail)).at(self.said.place(&key)),
             );
+        }
+        if trains && within.is_empty() && !config.use_opd {
+            for key in ["model.teacher_load", "model.teacher_addrs"] {
+                self.useless(key, "nothing is distilled", "add `use_opd = true`");
+            }
         }
         if trains && within.is_empty() && config.needs_reference().is_none() {
             self.useless(
@@ -360,7 +449,8 @@ impl<'a> Check<'a> {
 
     fn without_effect(&mut self) {
         let c = &self.said.config;
-        if c.data.prompt_data.is_none() {
+        let has_prompts = c.data.prompt_data.is_some() || !c.data.sources.is_empty();
+        if !has_prompts {
             let has_file = !c.eval.prompt_data.is_empty() || c.sft.data.is_some();
             let why = "prompts come from a plugin, not from a file";
             for key in ["input_key", "label_key", "metadata_key", "tool_key"] {
@@ -463,12 +553,209 @@ impl<'a> Check<'a> {
                 "add --num-rollout N",
             );
         }
-        if run.num_epoch.is_some() && self.said.config.data.prompt_data.is_none() {
+        if run.num_epoch.is_some()
+            && self.said.config.data.prompt_data.is_none()
+            && self.said.config.data.sources.is_empty()
+        {
             self.refuse(
                 "run.num_epoch",
                 "a source plugin's prompts have no epochs",
                 "use `num_rollout`",
             );
         }
+    }
+
+    /// Rules of a run whose tokens may be older than the weights they train.
+    fn lag(&mut self) {
+        let c = &self.said.config;
+        if self.verb != Verb::Run {
+            return;
+        }
+        let lag = c.rollout.max_lag.unwrap_or(0);
+        let a = &c.algorithm;
+        let said = |flag: Option<bool>| flag.unwrap_or(false);
+        let corrected = said(a.use_tis) || said(a.use_rs) || said(a.use_rollout_logprobs);
+        if lag > 0 && !corrected && !said(a.allow_uncorrected_lag) {
+            self.refuse(
+                "rollout.max_lag",
+                format!("`rollout.max_lag` is {lag}, and nothing corrects for tokens that older weights sampled"),
+                "add `use_tis = true` to [algorithm] (or `use_rs`, or `use_rollout_logprobs`); `allow_uncorrected_lag = true` does without",
+            );
+        }
+        if lag == 0 {
+            self.useless(
+                "algorithm.allow_uncorrected_lag",
+                "no token is older than the weights it trains",
+                "leave it out, or raise `rollout.max_lag`",
+            );
+            if said(c.rollout.fully_async) {
+                self.refuse(
+                    "rollout.fully_async",
+                    "sampling that never pauses gives tokens of older weights, and `rollout.max_lag` is 0",
+                    "add `max_lag = 1` or more to [rollout]",
+                );
+            }
+        }
+        if !said(c.rollout.fully_async) {
+            let why = "weights never change under a running request";
+            for key in ["rollout.pause_generation_mode", "rollout.mask_offpolicy"] {
+                self.useless(key, why, "add `fully_async = true`");
+            }
+        } else {
+            self.useless(
+                "rollout.over_sampling_batch_size",
+                "sampling never pauses",
+                "`fully_async` draws ahead by itself; leave it out",
+            );
+        }
+        if c.rollout.overlong_buffer_len.is_none() {
+            self.useless(
+                "rollout.overlong_penalty_factor",
+                "no response is penalised for its length",
+                "add `overlong_buffer_len`",
+            );
+        }
+        let response = c.rollout.max_response_len.unwrap_or(256);
+        if let Some(buffer) = c.rollout.overlong_buffer_len.filter(|b| *b > response) {
+            self.refuse(
+                "rollout.overlong_buffer_len",
+                format!("a buffer of {buffer} tokens is longer than a response of {response}"),
+                "it is the last part of `max_response_len`",
+            );
+        }
+        let groups = c.rollout.batch_size.unwrap_or(16);
+        if let Some(over) = c.rollout.over_sampling_batch_size.filter(|n| *n < groups) {
+            self.refuse(
+                "rollout.over_sampling_batch_size",
+                format!("a round of {over} prompts is smaller than a step of {groups}"),
+                "it must be at least `batch_size`",
+            );
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::layer::from_file;
+    use super::super::merge::merge;
+    use super::*;
+
+    /// A recipe that is right, and more lines.
+    fn problems(more: &str) -> Vec<String> {
+        let base = "[model]\nbuiltin = \"tiny\"\n[run]\nnum_rollout = 2\nplugins = [\"p\"]\n";
+        let (settings, wrong) = from_file("r.toml", &format!("{base}{more}"));
+        if !wrong.is_empty() {
+            return wrong.iter().map(ToString::to_string).collect();
+        }
+        let said = merge(settings).unwrap();
+        let found = Plan::new(&said, Verb::Run).err().map(|p| p.0);
+        found
+            .unwrap_or_default()
+            .iter()
+            .map(ToString::to_string)
+            .collect()
+    }
+
+    #[test]
+    fn the_base_of_these_tests_is_right() {
+        assert_eq!(problems(""), Vec::<String>::new());
+    }
+
+    #[test]
+    fn n10_training_on_older_tokens_asks_for_a_correction_or_for_doing_without_by_name() {
+        let lag = "[rollout]\nmax_lag = 2\n[algorithm]\n";
+        let found = problems(lag);
+        assert_eq!(found.len(), 1, "{found:?}");
+        assert!(found[0].contains("nothing corrects for tokens that older weights sampled"));
+        for cure in [
+            "use_tis",
+            "use_rs",
+            "use_rollout_logprobs",
+            "allow_uncorrected_lag",
+        ] {
+            assert_eq!(
+                problems(&format!("{lag}{cure} = true\n")),
+                Vec::<String>::new(),
+                "{cure}"
+            );
+        }
+        let found = problems("[algorithm]\nallow_uncorrected_lag = true\n");
+        assert!(found[0].contains("no effect"), "{found:?}");
+    }
+
+    #[test]
+    fn c06_c19_a_group_of_one_is_refused_with_every_group_relative_estimator() {
+        for estimator in ["grpo", "gspo", "cispo", "rloo", "max_rl"] {
+            let found = problems(&format!(
+                "[rollout]\nn_samples_per_prompt = 1\n[algorithm]\nadvantage_estimator = \"{estimator}\"\n"
+            ));
+            assert_eq!(found, ["a group of one has no baseline"], "{estimator}");
+        }
+        for (estimator, whiten) in [("ppo", false), ("reinforce_plus_plus", true)] {
+            let found = problems(&format!(
+                "[rollout]\nn_samples_per_prompt = 1\n[algorithm]\nadvantage_estimator = \"{estimator}\"\nnormalize_advantages = {whiten}\n"
+            ));
+            assert_eq!(found, Vec::<String>::new(), "{estimator}");
+        }
+    }
+
+    #[test]
+    fn e04_n08_numbers_that_cannot_be_meant_are_refused() {
+        for line in [
+            "[rollout]\ntemperature = 0.0\n",
+            "[rollout]\ntemperature = -1.0\n",
+            "[rollout]\ntemperature = nan\n",
+            "[rollout]\ntop_p = 0.0\n",
+            "[algorithm]\neps_clip_c = 1.0\n",
+            "[algorithm]\neps_clip = inf\n",
+            "[train]\nclip_grad = -1.0\n",
+            "[limits]\nwall = \"0s\"\n",
+            "[limits]\nwall = \"inf\"\n",
+        ] {
+            assert_eq!(problems(line).len(), 1, "{line}: {:?}", problems(line));
+        }
+        assert_eq!(
+            problems("[eval]\ninterval = 1\ntemperature = 0.0\n"),
+            Vec::<String>::new(),
+            "greedy evaluation is no training"
+        );
+    }
+
+    #[test]
+    fn n12_options_that_would_change_nothing_are_refused() {
+        for line in [
+            "[algorithm]\ntis_clip = 3.0\n",
+            "[algorithm]\nkl_loss_coef = 0.1\n",
+            "[algorithm]\nlambd = 0.9\n",
+            "[rollout]\npause_generation_mode = \"abort\"\n",
+            "[rollout]\nmask_offpolicy = true\n",
+            "[rollout]\noverlong_penalty_factor = 2.0\n",
+            "[model]\nteacher_load = \"t\"\n",
+        ] {
+            let line = line.replace("[model]\n", "");
+            let found = if line.starts_with("teacher") {
+                let base = "[model]\nbuiltin = \"tiny\"\nteacher_load = \"t\"\n[run]\nnum_rollout = 2\nplugins = [\"p\"]\n";
+                let said = merge(from_file("r.toml", base).0).unwrap();
+                let found = Plan::new(&said, Verb::Run)
+                    .err()
+                    .map(|p| p.0)
+                    .unwrap_or_default();
+                found.iter().map(ToString::to_string).collect()
+            } else {
+                problems(&line)
+            };
+            assert_eq!(found.len(), 1, "{line}: {found:?}");
+            assert!(found[0].contains("no effect"), "{found:?}");
+        }
+    }
+
+    #[test]
+    fn sampling_that_never_pauses_needs_room_for_lag() {
+        let found = problems("[rollout]\nfully_async = true\n");
+        assert!(found[0].contains("`rollout.max_lag` is 0"), "{found:?}");
+        let right = "[rollout]\nfully_async = true\nmax_lag = 2\npause_generation_mode = \"in_place\"\n[algorithm]\nuse_tis = true\n";
+        assert_eq!(problems(right), Vec::<String>::new());
+        let found = problems("[rollout]\nover_sampling_batch_size = 3\n");
+        assert!(found[0].contains("smaller than a step of 16"), "{found:?}");
     }
 }

@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_may_set_false_what_was_true_below() {
+    fn n01_a_file_may_set_false_what_was_true_below() {
         let resolved = merge(
             [
                 file("[data]\nshuffle = true\n"),
@@ -163,6 +163,18 @@ mod tests {
         )
         .unwrap();
         assert_eq!(resolved.config.data.shuffle, Some(false));
+    }
+
+    #[test]
+    fn n04_what_was_taken_back_stays_so_when_it_is_written_and_read_again() {
+        let layers = [
+            file("[rollout]\nmax_lag = 1\n"),
+            sets(&["rollout.max_lag=null"]),
+        ];
+        let resolved = merge(layers.concat()).unwrap();
+        let again = merge(file(&resolved.to_toml(true))).unwrap();
+        assert_eq!(again.config.rollout.max_lag, None);
+        assert!(!again.says("rollout.max_lag"));
     }
 
     #[test]
@@ -187,7 +199,7 @@ mod tests {
         let text = "seed = 7\n[eval.prompt_data]\n\"a.b\" = \"x.jsonl\"\n[rollout]\nstop = [\"\\n\", \"é\"]\n\
                     [data.apply_chat_template_kwargs]\nenable_thinking = false\ndeep = { x = 1 }\n";
         let resolved = merge(file(text)).unwrap();
-        assert_eq!(resolved.config.eval.prompt_data["a.b"], "x.jsonl");
+        assert_eq!(resolved.config.eval.prompt_data["a.b"].path, "x.jsonl");
         let again = merge(file(&resolved.to_toml(true))).unwrap();
         assert_eq!(again.config, resolved.config);
     }

@@ -5,6 +5,7 @@
 //! `merge`, `plan`.
 
 pub mod check;
+pub mod eval_set;
 pub mod flags;
 pub mod layer;
 pub mod merge;

@@ -4,9 +4,11 @@
 //! they are opened (`wire`). Read `check` for what is refused.
 
 use super::check::Check;
+use super::eval_set::SourceSet;
 use super::problem::Problems;
-use super::sections::{Device, Filter};
+use super::sections::{Device, Filter, Pause};
 use super::{Resolved, units};
+use crate::job::shape::{Overlong, Shaping};
 use crate::wire::sources::Chat;
 use serde_json::{Map, Value};
 use slime_trainer::TrainConfig;
@@ -72,13 +74,23 @@ impl Verb {
                 "run.save_interval",
                 "run.keep_checkpoints",
                 "model.ref_load",
+                "model.teacher_load",
+                "model.teacher_addrs",
             ],
             Self::Rollout => &[
                 "run.name",
                 "run.save_interval",
                 "run.keep_checkpoints",
                 "model.ref_load",
+                "model.teacher_load",
+                "model.teacher_addrs",
                 "rollout.max_lag",
+                "rollout.fully_async",
+                "rollout.pause_generation_mode",
+                "rollout.mask_offpolicy",
+                "rollout.mask_truncated",
+                "rollout.overlong_buffer_len",
+                "rollout.overlong_penalty_factor",
                 "rollout.update_weight_disk_dir",
             ],
             Self::Train => &[
@@ -90,6 +102,7 @@ impl Verb {
                 "run.keep_checkpoints",
                 "model.path",
                 "model.builtin",
+                "model.teacher_addrs",
             ],
             Self::Eval => &[
                 "run.name",
@@ -98,12 +111,21 @@ impl Verb {
                 "run.save_interval",
                 "run.keep_checkpoints",
                 "model.ref_load",
+                "model.teacher_load",
+                "model.teacher_addrs",
                 "eval.interval",
                 "eval.skip_before_train",
                 "rollout.batch_size",
                 "rollout.n_samples_per_prompt",
                 "rollout.temperature",
                 "rollout.max_lag",
+                "rollout.fully_async",
+                "rollout.pause_generation_mode",
+                "rollout.over_sampling_batch_size",
+                "rollout.mask_offpolicy",
+                "rollout.mask_truncated",
+                "rollout.overlong_buffer_len",
+                "rollout.overlong_penalty_factor",
                 "rollout.filter",
                 "rollout.update_weight_disk_dir",
             ],
@@ -124,6 +146,8 @@ pub struct Plan {
     pub model: ModelPlan,
     /// Prompts from a file; `None` draws them from a source plugin.
     pub data: Option<DataPlan>,
+    /// Several data sets, mixed by their weights.
+    pub mix: Vec<MixPlan>,
     /// How hard a source plugin's prompts are, from 0 to 1.
     pub difficulty: f64,
     /// How prompts become conversations.
@@ -140,6 +164,17 @@ pub struct Plan {
     pub sft: Option<SftPlan>,
     /// Budgets of one plugin call; `None` leaves the world's default.
     pub limits: LimitsPlan,
+}
+
+/// One of several data sets to train on.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MixPlan {
+    /// Its name in metrics.
+    pub name: String,
+    /// Its prompts.
+    pub data: DataPlan,
+    /// How often it is drawn from, against the others.
+    pub weight: f64,
 }
 
 /// How long a run is.
@@ -182,6 +217,10 @@ pub struct ModelPlan {
     pub weights: Weights,
     /// The reference's, where it is not the policy's at the start.
     pub reference: Option<PathBuf>,
+    /// The teacher's.
+    pub teacher: Option<PathBuf>,
+    /// Servers that hold the teacher.
+    pub teacher_servers: Vec<String>,
     /// Where to compute.
     pub device: Device,
 }
@@ -211,9 +250,22 @@ pub struct EvalPlan {
     /// Evaluate before the first step too.
     pub before_train: bool,
     /// Data sets by name, in order of name. Empty: the source plugin's own, drawn where training never draws.
-    pub sets: Vec<(String, DataPlan)>,
+    pub sets: Vec<EvalSetPlan>,
     /// Prompts drawn from a source plugin.
     pub num_prompts: u64,
+    /// Rollouts of one prompt.
+    pub n_samples_per_prompt: u32,
+    /// How they are sampled.
+    pub sampling: SamplingPlan,
+}
+
+/// One held-out data set.
+#[derive(Clone, Debug)]
+pub struct EvalSetPlan {
+    /// Its name in metrics.
+    pub name: String,
+    /// Its prompts.
+    pub data: DataPlan,
     /// Rollouts of one prompt.
     pub n_samples_per_prompt: u32,
     /// How they are sampled.
@@ -250,6 +302,14 @@ pub struct RolloutPlan {
     pub max_context_len: Option<u32>,
     /// Versions a trained token may be behind.
     pub max_lag: u64,
+    /// Sampling never pauses.
+    pub fully_async: bool,
+    /// What becomes of running requests while weights change.
+    pub pause: Pause,
+    /// Prompts that a round draws at least.
+    pub over_sampling: usize,
+    /// What rewards and masks become on their way to the trainer.
+    pub shaping: Shaping,
     /// Which groups are trained on.
     pub filter: Filter,
     /// How often a step draws more prompts because groups were left out.
@@ -339,6 +399,8 @@ fn build(said: &Resolved, verb: Verb, check: &mut Check<'_>) -> Plan {
                 None => Weights::Tiny,
             },
             reference: c.model.ref_load.clone(),
+            teacher: c.model.teacher_load.clone(),
+            teacher_servers: c.model.teacher_addrs.clone().unwrap_or_default(),
             device: c.model.device.unwrap_or_default(),
         },
         data: c
@@ -346,6 +408,12 @@ fn build(said: &Resolved, verb: Verb, check: &mut Check<'_>) -> Plan {
             .prompt_data
             .as_ref()
             .map(|path| data_plan(said, path)),
+        mix: c
+            .data
+            .sources
+            .iter()
+            .map(|(name, set)| mix_plan(said, name, set))
+            .collect(),
         difficulty: c.data.difficulty.unwrap_or(0.0),
         chat: Chat {
             wrap_text: c.data.apply_chat_template.unwrap_or(false),
@@ -394,37 +462,65 @@ fn data_plan(said: &Resolved, path: &str) -> DataPlan {
     }
 }
 
+fn mix_plan(said: &Resolved, name: &str, set: &SourceSet) -> MixPlan {
+    let mut data = data_plan(said, &set.path);
+    if let Some(key) = &set.own.input_key {
+        data.input_key.clone_from(key);
+    }
+    if set.own.label_key.is_some() {
+        data.label_key.clone_from(&set.own.label_key);
+    }
+    MixPlan {
+        name: name.to_owned(),
+        data,
+        weight: set.own.weight.unwrap_or(1.0),
+    }
+}
+
 fn eval_plan(said: &Resolved, verb: Verb) -> Option<EvalPlan> {
     let (eval, rollout) = (&said.config.eval, rollout_plan(said));
     if verb != Verb::Eval && eval.interval.is_none() {
         return None;
     }
-    let sets = eval.prompt_data.iter().map(|(name, path)| {
-        let mut plan = data_plan(said, path);
-        if let Some(key) = &eval.input_key {
-            plan.input_key.clone_from(key);
+    let n_samples_per_prompt = eval.n_samples_per_prompt.unwrap_or(1);
+    let sampling = SamplingPlan {
+        temperature: eval.temperature.unwrap_or(0.0),
+        top_p: eval.top_p.unwrap_or(rollout.sampling.top_p),
+        top_k: eval.top_k.unwrap_or(rollout.sampling.top_k),
+        max_response_len: eval
+            .max_response_len
+            .unwrap_or(rollout.sampling.max_response_len),
+        ..rollout.sampling
+    };
+    let sets = eval.prompt_data.iter().map(|(name, set)| {
+        let own = set.own.clone();
+        let mut data = data_plan(said, &set.path);
+        if let Some(key) = own.input_key.or(eval.input_key.clone()) {
+            data.input_key = key;
         }
-        if eval.label_key.is_some() {
-            plan.label_key.clone_from(&eval.label_key);
+        data.label_key = own.label_key.or(eval.label_key.clone()).or(data.label_key);
+        data.shuffle = false;
+        EvalSetPlan {
+            name: name.clone(),
+            data,
+            n_samples_per_prompt: own.n_samples_per_prompt.unwrap_or(n_samples_per_prompt),
+            sampling: SamplingPlan {
+                temperature: own.temperature.unwrap_or(sampling.temperature),
+                top_p: own.top_p.unwrap_or(sampling.top_p),
+                top_k: own.top_k.unwrap_or(sampling.top_k),
+                max_response_len: own.max_response_len.unwrap_or(sampling.max_response_len),
+                stop: own.stop.unwrap_or_else(|| sampling.stop.clone()),
+                stop_token_ids: sampling.stop_token_ids.clone(),
+            },
         }
-        plan.shuffle = false;
-        (name.clone(), plan)
     });
     Some(EvalPlan {
         interval: eval.interval,
         before_train: !eval.skip_before_train.unwrap_or(false),
         sets: sets.collect(),
         num_prompts: eval.num_prompts.unwrap_or(64),
-        n_samples_per_prompt: eval.n_samples_per_prompt.unwrap_or(1),
-        sampling: SamplingPlan {
-            temperature: eval.temperature.unwrap_or(0.0),
-            top_p: eval.top_p.unwrap_or(rollout.sampling.top_p),
-            top_k: eval.top_k.unwrap_or(rollout.sampling.top_k),
-            max_response_len: eval
-                .max_response_len
-                .unwrap_or(rollout.sampling.max_response_len),
-            ..rollout.sampling
-        },
+        n_samples_per_prompt,
+        sampling,
     })
 }
 
@@ -443,6 +539,18 @@ fn rollout_plan(said: &Resolved) -> RolloutPlan {
         },
         max_context_len: r.max_context_len,
         max_lag: r.max_lag.unwrap_or(0),
+        fully_async: r.fully_async.unwrap_or(false),
+        pause: r.pause_generation_mode.unwrap_or_default(),
+        over_sampling: r.over_sampling_batch_size.unwrap_or(0) as usize,
+        shaping: Shaping {
+            overlong: r.overlong_buffer_len.map(|buffer| Overlong {
+                limit: r.max_response_len.unwrap_or(256),
+                buffer,
+                factor: r.overlong_penalty_factor.unwrap_or(1.0),
+            }),
+            mask_offpolicy: r.mask_offpolicy.unwrap_or(false),
+            mask_truncated: r.mask_truncated.unwrap_or(false),
+        },
         filter: r.filter.unwrap_or_default(),
         max_refills: r.max_refills.unwrap_or(20),
         concurrency: r.concurrency.unwrap_or(64),
@@ -450,6 +558,9 @@ fn rollout_plan(said: &Resolved) -> RolloutPlan {
         publish_dir: r.update_weight_disk_dir.clone(),
     }
 }
+
+/// Keys of `[algorithm]` that are this program's and not the trainer's.
+const OURS: [&str; 1] = ["allow_uncorrected_lag"];
 
 /// The trainer's options: what `[algorithm]` and `[train]` say over the trainer's own defaults.
 fn train_config(said: &Resolved, check: &mut Check<'_>) -> TrainConfig {
@@ -460,11 +571,11 @@ fn train_config(said: &Resolved, check: &mut Check<'_>) -> TrainConfig {
         serde_json::to_value(&c.train),
     ] {
         if let Ok(Value::Object(section)) = section {
-            all.extend(
-                section
-                    .into_iter()
-                    .filter(|(key, value)| !value.is_null() && !key.ends_with("_parallel_size")),
-            );
+            all.extend(section.into_iter().filter(|(key, value)| {
+                !value.is_null()
+                    && !OURS.contains(&key.as_str())
+                    && !key.ends_with("_parallel_size")
+            }));
         }
     }
     let mut config: TrainConfig = serde_json::from_value(Value::Object(all)).unwrap_or_else(|e| {

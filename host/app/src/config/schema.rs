@@ -7,7 +7,7 @@ use serde_json::Value;
 use std::sync::LazyLock;
 
 /// Tables whose keys are the user's own: a value of `eval.prompt_data` is a leaf under any name.
-const NAMED: [&str; 1] = ["eval.prompt_data"];
+const NAMED: [&str; 2] = ["eval.prompt_data", "data.sources"];
 /// Tables that are one value as a whole.
 const WHOLE: [&str; 1] = ["data.apply_chat_template_kwargs"];
 
@@ -54,7 +54,14 @@ pub fn keys() -> &'static [String] {
 
 /// Whether the table at `path` is one value.
 pub fn is_whole(path: &str) -> bool {
-    WHOLE.contains(&path)
+    WHOLE.contains(&path) || is_named_leaf(path)
+}
+
+fn is_named_leaf(path: &str) -> bool {
+    NAMED.iter().any(|table| {
+        path.strip_prefix(table)
+            .is_some_and(|rest| rest.len() > 1 && rest.starts_with('.'))
+    })
 }
 
 fn is_named(path: &str) -> bool {
@@ -63,11 +70,7 @@ fn is_named(path: &str) -> bool {
 
 /// Whether `path` names a value.
 pub fn is_key(path: &str) -> bool {
-    KEYS.iter().any(|key| key == path && !is_named(key))
-        || NAMED.iter().any(|table| {
-            path.strip_prefix(table)
-                .is_some_and(|rest| rest.len() > 1 && rest.starts_with('.'))
-        })
+    KEYS.iter().any(|key| key == path && !is_named(key)) || is_named_leaf(path)
 }
 
 /// Whether `path` names a table of values.
@@ -148,7 +151,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_misspelt_key_names_the_one_that_was_meant() {
+    fn n03_a_misspelt_key_names_the_one_that_was_meant() {
         assert_eq!(suggest("train.learning_rat"), Some("train.lr"));
         assert_eq!(
             suggest("train.lr_warmup_iter"),

@@ -3,10 +3,13 @@
 //! It decides nothing and holds no default value: what follows from a missing key is `plan`'s to say.
 //! Read `layer` for where values come from, then `plan`.
 
+use super::eval_set::{EvalSet, SourceSet};
 use serde::{Deserialize, Serialize};
 use slime_model::layers::Recompute;
 use slime_trainer::algo::Estimator;
+use slime_trainer::algo::grpo::Std;
 use slime_trainer::algo::kl::KlKind;
+use slime_trainer::algo::mismatch::{Level, Mode};
 use slime_trainer::algo::weights::Aggregation;
 use slime_trainer::optim::schedule::{DecayStyle, WsdStyle};
 use std::collections::BTreeMap;
@@ -68,6 +71,10 @@ pub struct ModelSection {
     pub builtin: Option<Builtin>,
     /// Weights of the reference model. Default: those the run starts from.
     pub ref_load: Option<PathBuf>,
+    /// An HF directory of the teacher to distil from, over the same tokenizer.
+    pub teacher_load: Option<PathBuf>,
+    /// Servers that hold the teacher instead, `host:port`.
+    pub teacher_addrs: Option<Vec<String>>,
     /// Where trainer and embedded engine compute. Default `cpu`.
     pub device: Option<Device>,
     /// Numbers of weights and activations: `f32` on a CPU, `bf16` with CUDA.
@@ -110,6 +117,8 @@ pub enum Dtype {
 pub struct DataSection {
     /// JSONL or parquet, with an optional slice: `train.jsonl@[0:1000]`.
     pub prompt_data: Option<String>,
+    /// Several data sets by name, mixed by their weights, instead of `prompt_data`.
+    pub sources: BTreeMap<String, SourceSet>,
     /// Column of the prompt: text or a list of messages. Default `input`.
     pub input_key: Option<String>,
     /// Column of the gold answer. Default: none.
@@ -136,8 +145,9 @@ pub struct DataSection {
 pub struct EvalSection {
     /// Rollout steps between evaluations. Default: none.
     pub interval: Option<u64>,
-    /// Data sets by name. Without it a source plugin draws prompts that training never sees.
-    pub prompt_data: BTreeMap<String, String>,
+    /// Data sets by name: a path, or a table with `path` and settings of its own. Without it a source plugin draws
+    /// prompts that training never sees.
+    pub prompt_data: BTreeMap<String, EvalSet>,
     /// Prompts drawn from a source plugin. Default 64.
     pub num_prompts: Option<u64>,
     /// Default 1.
@@ -183,6 +193,22 @@ pub struct RolloutSection {
     /// Versions a trained token may be behind. 0 samples and trains in turn; 1 samples the next
     /// step's groups while this step trains. Default 0.
     pub max_lag: Option<u64>,
+    /// Never pause sampling: groups are in flight while steps train and weights are published. Needs `max_lag`
+    /// of 1 or more. Default false.
+    pub fully_async: Option<bool>,
+    /// What becomes of running requests while weights change: `abort`, `retract` or `in_place`. Default `retract`.
+    pub pause_generation_mode: Option<Pause>,
+    /// Prompts that a round of sampling draws at least. What a step does not need waits for the next. Default: as
+    /// many as are missing.
+    pub over_sampling_batch_size: Option<u64>,
+    /// Do not train tokens that older weights sampled than the rest of their trajectory. Default false.
+    pub mask_offpolicy: Option<bool>,
+    /// Do not train rollouts that ran out of tokens; their rewards still count in baselines. Default false.
+    pub mask_truncated: Option<bool>,
+    /// The last tokens of `max_response_len` in which a response is penalised for its length. Default: none.
+    pub overlong_buffer_len: Option<u32>,
+    /// The penalty at the end of that buffer. Default 1.
+    pub overlong_penalty_factor: Option<f64>,
     /// Which groups are trained on. Default `all`.
     pub filter: Option<Filter>,
     /// How often a step draws more prompts because groups were left out. Default 20.
@@ -206,6 +232,19 @@ pub enum Filter {
     NonzeroStd,
 }
 
+/// What becomes of running requests while weights change.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Pause {
+    /// They end, and go on elsewhere or afterwards from their tokens.
+    Abort,
+    /// They go on afterwards from a fresh prefill under the new weights.
+    #[default]
+    Retract,
+    /// They freeze, and go on with the old weights' cache.
+    InPlace,
+}
+
 /// `[algorithm]`: advantages and loss. Defaults are the trainer's.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -214,10 +253,24 @@ pub struct AlgorithmSection {
     pub advantage_estimator: Option<Estimator>,
     /// Dr. GRPO: do not divide by the group's standard deviation. Default false.
     pub disable_grpo_std_normalization: Option<bool>,
+    /// The deviation that GRPO divides by: `sample` (with n - 1) or `population`. Default `sample`.
+    pub grpo_std: Option<Std>,
+    /// Take rewards themselves as advantages. Default false.
+    pub disable_rewards_normalization: Option<bool>,
     /// Whiten advantages over the step's tokens. Default false.
     pub normalize_advantages: Option<bool>,
-    /// Discount of `reinforce_plus_plus`. Default 1.
+    /// Discount of `reinforce_plus_plus` and `ppo`. Default 1.
     pub gamma: Option<f64>,
+    /// Discount of later errors of `ppo`'s critic. Default 1.
+    pub lambd: Option<f64>,
+    /// How far a value of the critic may move in one step. Default 0.2.
+    pub value_clip: Option<f64>,
+    /// Rollout steps at the beginning in which only the critic trains. Default 0.
+    pub num_critic_only_steps: Option<u64>,
+    /// Take a teacher's penalty off every token's advantage. Default false.
+    pub use_opd: Option<bool>,
+    /// Its weight. Default 1.
+    pub opd_kl_coef: Option<f64>,
     /// Default 0.2.
     pub eps_clip: Option<f64>,
     /// Default: `eps_clip`.
@@ -238,12 +291,35 @@ pub struct AlgorithmSection {
     pub entropy_coef: Option<f64>,
     /// Take the engine's log-probs as the old policy's. Default false.
     pub use_rollout_logprobs: Option<bool>,
-    /// Reweigh tokens by the truncated ratio between trainer and engine. Default false.
+    /// Reweigh tokens by the ratio between trainer and engine. Default false.
     pub use_tis: Option<bool>,
+    /// Over what that ratio is taken: `token`, `sequence` or `geometric`. Default `token`.
+    pub tis_level: Option<Level>,
+    /// What becomes of a ratio outside the bounds: `truncate`, `icepop` or `mask`. Default `truncate`.
+    pub tis_mode: Option<Mode>,
     /// Largest weight. Default 2.
     pub tis_clip: Option<f64>,
     /// Smallest weight. Default 0.
     pub tis_clip_low: Option<f64>,
+    /// Divide weights by their mean over the train step. Default false.
+    pub tis_batch_normalize: Option<bool>,
+    /// Reject tokens by the ratio between trainer and engine. Default false.
+    pub use_rs: Option<bool>,
+    /// Over what that ratio is taken. Default `token`.
+    pub rs_level: Option<Level>,
+    /// The largest ratio that is kept. Default 2.
+    pub rs_clip: Option<f64>,
+    /// The smallest. Default: one over the largest.
+    pub rs_clip_low: Option<f64>,
+    /// Reject a trajectory with a token whose ratio is below this. Default: none.
+    pub rs_veto_threshold: Option<f64>,
+    /// Leave bad trajectories that the policy drifted away from out of the loss. Default false.
+    pub use_opsm: Option<bool>,
+    /// How far that is. Default 1e-4.
+    pub opsm_delta: Option<f64>,
+    /// Train on tokens of older weights without a correction: `max_lag` above 0 asks for one of `use_tis`, `use_rs`
+    /// and `use_rollout_logprobs`, or for this. Default false.
+    pub allow_uncorrected_lag: Option<bool>,
     /// `rollout-mean`, `token-mean`, `sequence-mean` or `constant-length`. Default `rollout-mean`.
     pub loss_aggregation: Option<Aggregation>,
     /// The divisor of `constant-length`.
@@ -268,6 +344,10 @@ pub struct TrainSection {
     pub log_probs_chunk_size: Option<usize>,
     /// Default 1e-6.
     pub lr: Option<f64>,
+    /// Of `ppo`'s critic. Default: `lr`.
+    pub critic_lr: Option<f64>,
+    /// Train steps of the critic's linear warm-up. Default: `lr_warmup_iters`.
+    pub critic_lr_warmup_iters: Option<u64>,
     /// Where the decay ends. Default 0.
     pub min_lr: Option<f64>,
     /// `constant`, `linear`, `cosine`, `inverse-square-root` or `WSD`. Default `constant`.

@@ -11,10 +11,8 @@ use std::sync::Arc;
 
 /// Data sets and who drives their rollouts.
 pub struct Evals {
-    /// Samples as evaluations do.
-    pub driver: Driver,
-    /// Held-out prompts.
-    pub sources: Vec<Arc<dyn Source>>,
+    /// Held-out prompts, and who samples them as they ask.
+    pub sets: Vec<(Driver, Arc<dyn Source>)>,
     /// Is told how far it is.
     pub progress: Arc<dyn Progress>,
 }
@@ -25,11 +23,11 @@ impl Evals {
     /// # Errors
     /// The source fails, or no engine answers.
     pub async fn reports(&self, finished: Step, served: WeightVersion) -> Result<Vec<EvalReport>> {
-        self.driver.serve(served);
         let mut reports = Vec::new();
-        for source in &self.sources {
+        for (driver, source) in &self.sets {
+            driver.serve(served);
             reports.push(
-                evaluate(&self.driver, &**source, finished, &*self.progress)
+                evaluate(driver, &**source, finished, &*self.progress)
                     .await
                     .map_err(rollout_failed)?,
             );

@@ -3,6 +3,7 @@
 //! It knows the others only through the traits below, so its order is tested with fakes. What they are in a real run
 //! is put together in `open`; what a step's row says is `row`'s.
 
+pub mod checks;
 pub mod evals;
 pub mod journal;
 pub mod learner;
@@ -11,6 +12,7 @@ pub mod opened;
 pub mod publish;
 pub mod row;
 pub mod run_dir;
+pub mod shape;
 pub mod start;
 pub mod stop;
 pub mod warm_up;
@@ -21,10 +23,12 @@ mod tests;
 
 use crate::error::{Failure, Result};
 use crate::telemetry::Row;
+use checks::Checks;
+use shape::Shaping;
 use slime_core::ports::BoxFuture;
 use slime_core::{Group, RolloutRecord, Step, WeightVersion};
-use slime_rollout::{Collected, Taken};
-use slime_trainer::TrainMetrics;
+use slime_rollout::{Collected, Conservation, Taken};
+use slime_trainer::{TrainConfig, TrainMetrics};
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
@@ -39,6 +43,12 @@ pub trait Sample: Send + Sync {
     fn groups(&self, step: Step, n: usize) -> BoxFuture<'_, Result<Collected>>;
     /// The pool serves `version` from now on.
     fn serve(&self, version: WeightVersion);
+    /// Sampling never pauses: it is asked for a step's groups even where none is missing, and told what was taken.
+    fn is_continuous(&self) -> bool {
+        false
+    }
+    /// A step has taken its groups.
+    fn taken(&self) {}
 }
 
 /// The Data Buffer.
@@ -49,6 +59,8 @@ pub trait Queue: Send + Sync {
     fn take(&self, step: Step, n: usize, served: WeightVersion) -> Result<Taken>;
     /// They are in the weights.
     fn trained(&self, step: Step) -> Result<()>;
+    /// What became of every rollout that was ever sampled; it must add up.
+    fn conservation(&self) -> Result<Conservation>;
 }
 
 /// The trainer, whatever it computes on.
@@ -73,6 +85,12 @@ pub trait Publish: Send {
     ) -> BoxFuture<'a, Result<()>>;
 }
 
+/// A teacher in servers of its own.
+pub trait Teach: Send + Sync {
+    /// Fill in how likely each trained token was to it.
+    fn fill<'a>(&'a self, records: &'a mut [RolloutRecord]) -> BoxFuture<'a, Result<()>>;
+}
+
 /// Held-out prompts.
 pub trait Evaluate: Send + Sync {
     /// Score what the pool serves, after `finished` steps.
@@ -93,6 +111,10 @@ pub struct Job {
     pub groups_per_step: usize,
     /// Versions a trained token may be behind; above 0, the next step is sampled while this one trains.
     pub max_lag: u64,
+    /// What is done to records on their way to the trainer.
+    pub shaping: Shaping,
+    /// What the trainer was told, for the checks.
+    pub train: TrainConfig,
     /// Steps between checkpoints; the last step is always saved.
     pub save_interval: u64,
     /// Steps between evaluations, and whether there is one before the first step.
@@ -105,6 +127,8 @@ pub struct Job {
     pub learner: Box<dyn Learn>,
     /// Publishes.
     pub publisher: Box<dyn Publish>,
+    /// Says how likely the student's tokens are to it, before they train.
+    pub teacher: Option<Arc<dyn Teach>>,
     /// Evaluates.
     pub evaluator: Option<Arc<dyn Evaluate>>,
     /// Takes the numbers.
@@ -135,6 +159,7 @@ struct State {
     baseline: Option<Row>,
     finished: u64,
     saved: u64,
+    checks: Checks,
 }
 
 /// Run every step of `job`.
@@ -153,6 +178,7 @@ pub async fn run(job: &mut Job) -> Result<End> {
         baseline: None,
         finished: start,
         saved: start,
+        checks: Checks::default(),
     };
     let result = steps(job, &mut state).await;
     if let Some(ahead) = state.ahead.take() {
@@ -204,11 +230,16 @@ async fn one(job: &mut Job, state: &mut State, step: Step) -> Result<bool> {
         return Ok(false);
     };
     let taken = job.queue.take(step, n, state.served)?;
-    if job.max_lag > 0 && step.0 + 1 < job.steps.end && !job.stop.is_asked() {
+    job.sampler.taken();
+    let ahead_pays = job.max_lag > 0 && !job.sampler.is_continuous();
+    if ahead_pays && step.0 + 1 < job.steps.end && !job.stop.is_asked() {
         state.ahead = ahead(job, state, Step(step.0 + 1))?;
     }
 
-    let records: Vec<RolloutRecord> = taken.groups.iter().flat_map(Group::records).collect();
+    let (mut records, shaped) = job.shaping.records(&taken.groups);
+    if let Some(teacher) = &job.teacher {
+        teacher.fill(&mut records).await?;
+    }
     let train = Instant::now();
     let trained = tokio::task::block_in_place(|| job.learner.train(&records))?;
     let train = train.elapsed();
@@ -216,6 +247,11 @@ async fn one(job: &mut Job, state: &mut State, step: Step) -> Result<bool> {
     state.finished = step.0 + 1;
 
     let mut row = row::of_step(step, &sampled, &taken, &trained, train);
+    shaped.tell(&job.shaping, &mut row);
+    for sentence in state.checks.look(step, &job.train, &taken, &trained) {
+        tracing::warn!(target: "slime", "{sentence}");
+    }
+    row::conserve(&mut row, step, job.queue.conservation()?)?;
     let after = publish_and_evaluate(job, state, &mut row).await;
     row.set("perf/step_time", begin.elapsed().as_secs_f64());
     // What was trained is told even where the publish failed: a resumed run begins after it.
@@ -227,7 +263,7 @@ async fn one(job: &mut Job, state: &mut State, step: Step) -> Result<bool> {
 async fn collect(job: &Job, state: &mut State, step: Step) -> Result<Option<Vec<Collected>>> {
     let mut sampled = std::mem::take(&mut state.ready);
     let missing = job.queue.missing(step, job.groups_per_step, state.served)?;
-    if missing > 0 {
+    if missing > 0 || job.sampler.is_continuous() {
         let groups = job.sampler.groups(step, missing);
         tokio::select! {
             collected = groups => sampled.push(collected?),

@@ -9,17 +9,21 @@ use super::row::AXIS;
 use super::start::learner;
 use super::stop::{self, Stop};
 use super::watch::Watch;
-use super::{End, Evaluate, Job, Learn, Queue, Sample, run_dir};
+use super::{End, Evaluate, Job, Learn, Queue, Sample, Teach, run_dir};
+use crate::config::sections::Pause;
 use crate::error::{Failure, Result, at_path};
 use crate::telemetry::console::{self, COLUMNS, Console};
 use crate::telemetry::{Telemetry, Trace, metrics, report};
 use crate::wire::device::on_device;
 use crate::wire::{Computer, Serving, refused, rollout_failed};
 use slime_core::ports::BoxFuture;
-use slime_core::{Step, WeightVersion};
+use slime_core::{RolloutRecord, Step, WeightVersion};
 use slime_kernels::Ops;
 use slime_rollout::pool::PauseMode;
-use slime_rollout::{Buffer, Collected, Publisher, Sampler, Start, Taken, WeightDirs};
+use slime_rollout::{
+    Address, Buffer, Collected, Conservation, Continuous, Publisher, Sampler, Start, Taken,
+    Teacher, WeightDirs,
+};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -173,45 +177,80 @@ fn job<O: Ops>(
     let sampler = Sampler::new(driver, source, buffer.clone())
         .with_filters(opened.filters())
         .with_progress(Arc::new(Watch::new(bar.clone(), "sample")));
+    let groups_per_step = plan.rollout.batch_size as usize;
+    let sampler: Arc<dyn Sample> = if plan.rollout.fully_async {
+        // As many groups as may train before one claimed now would be too old.
+        let capacity = groups_per_step * (plan.rollout.max_lag as usize + 1);
+        let first = Step(steps.start);
+        Arc::new(Continuous::start(
+            &sampler,
+            first,
+            groups_per_step,
+            capacity,
+        ))
+    } else {
+        Arc::new(sampler)
+    };
     let weights = plan
         .rollout
         .publish_dir
         .clone()
         .unwrap_or_else(|| run_weights(learner.checkpoints.parent()));
     let evaluator = plan.eval.as_ref().map(|eval| {
-        let driver = opened.driver(serving, &eval.sampling, eval.n_samples_per_prompt, "eval");
         let progress = Arc::new(Watch::new(bar.clone(), "evaluate"));
         Arc::new(Evals {
-            driver,
-            sources: opened.held_out.clone(),
+            sets: opened.eval_sets(serving, eval),
             progress,
         }) as Arc<dyn Evaluate>
     });
     Ok(Job {
         steps,
-        groups_per_step: plan.rollout.batch_size as usize,
+        groups_per_step,
+        shaping: plan.rollout.shaping,
+        train: plan.train.clone(),
         max_lag: plan.rollout.max_lag,
         save_interval: plan.run.save_interval,
         eval_interval: plan
             .eval
             .as_ref()
             .and_then(|eval| Some((eval.interval?, eval.before_train))),
-        sampler: Arc::new(sampler),
+        sampler,
         queue: buffer.clone(),
         learner: Box::new(learner),
         publisher: Box::new(Publishing {
             dirs: WeightDirs::open(&weights).map_err(rollout_failed)?,
             publisher: Publisher::new(
                 serving.pool.clone(),
-                PauseMode::Retract,
+                match plan.rollout.pause {
+                    Pause::Abort => PauseMode::Abort,
+                    Pause::Retract => PauseMode::Retract,
+                    Pause::InPlace => PauseMode::InPlace,
+                },
                 Duration::from_secs(600),
             ),
             whole_models: !plan.rollout.servers.is_empty(),
         }),
+        teacher: teacher(opened)?,
         evaluator,
         journal: Box::new(journal),
         stop,
     })
+}
+
+/// The teacher's servers, where the recipe names some.
+fn teacher(opened: &Opened) -> Result<Option<Arc<dyn Teach>>> {
+    let servers = &opened.plan.model.teacher_servers;
+    if servers.is_empty() {
+        return Ok(None);
+    }
+    let addresses = servers.iter().map(|text| Address::parse(text));
+    let wrong = |e| refused(&opened.said, &["model.teacher_addrs"], e);
+    let addresses = addresses
+        .collect::<std::result::Result<Vec<_>, _>>()
+        .map_err(wrong)?;
+    let concurrency = opened.plan.rollout.concurrency;
+    let teacher = Teacher::new(addresses, concurrency, Duration::from_secs(600)).map_err(wrong)?;
+    Ok(Some(Arc::new(teacher)))
 }
 
 fn run_weights(dir: Option<&Path>) -> PathBuf {
@@ -309,6 +348,30 @@ impl Sample for Sampler {
     }
 }
 
+impl Sample for Continuous {
+    fn groups(&self, step: Step, _missing: usize) -> BoxFuture<'_, Result<Collected>> {
+        Box::pin(async move { Continuous::groups(self, step).await.map_err(rollout_failed) })
+    }
+
+    fn serve(&self, version: WeightVersion) {
+        Continuous::serve(self, version);
+    }
+
+    fn is_continuous(&self) -> bool {
+        true
+    }
+
+    fn taken(&self) {
+        Continuous::taken(self);
+    }
+}
+
+impl Teach for Teacher {
+    fn fill<'a>(&'a self, records: &'a mut [RolloutRecord]) -> BoxFuture<'a, Result<()>> {
+        Box::pin(async move { Teacher::fill(self, records).await.map_err(rollout_failed) })
+    }
+}
+
 impl Queue for Buffer {
     fn missing(&self, step: Step, n: usize, served: WeightVersion) -> Result<usize> {
         Buffer::missing(self, step, n, served).map_err(rollout_failed)
@@ -320,5 +383,9 @@ impl Queue for Buffer {
 
     fn trained(&self, step: Step) -> Result<()> {
         Buffer::trained(self, step).map_err(rollout_failed)
+    }
+
+    fn conservation(&self) -> Result<Conservation> {
+        Buffer::conservation(self).map_err(rollout_failed)
     }
 }

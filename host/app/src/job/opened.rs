@@ -1,6 +1,6 @@
 //! What a plan names, opened and checked before anything starts.
 
-use crate::config::plan::{Length, Plan, SamplingPlan};
+use crate::config::plan::{EvalPlan, Length, Plan, SamplingPlan};
 use crate::config::sections::Filter;
 use crate::config::{Problem, Resolved};
 use crate::error::{Failure, Result};
@@ -47,8 +47,17 @@ impl Opened {
         let plugin = plugins.as_ref().ok().and_then(|p| p.source.clone());
         // Without plugins it is not known whether one is a source, so only files are looked at.
         let known = plugins.is_ok();
-        let source = (trains && (known || plan.data.is_some()))
-            .then(|| sources::training(plan.data.as_ref(), &plan.chat, plugin.as_ref(), &said))
+        let has_files = plan.data.is_some() || !plan.mix.is_empty();
+        let source = (trains && (known || has_files))
+            .then(|| {
+                sources::training(
+                    plan.data.as_ref(),
+                    &plan.mix,
+                    &plan.chat,
+                    plugin.as_ref(),
+                    &said,
+                )
+            })
             .transpose();
         let held_out = match &plan.eval {
             Some(eval) if known || !eval.sets.is_empty() => {
@@ -112,6 +121,7 @@ impl Opened {
         config.rid_prefix = rid_prefix.into();
         config.template_kwargs = self.plan.template_kwargs.clone();
         config.max_refills = self.plan.rollout.max_refills;
+        config.over_sampling = self.plan.rollout.over_sampling;
         Driver::new(
             serving.pool.clone(),
             self.model.text.clone(),
@@ -119,6 +129,19 @@ impl Opened {
             self.plugins.verifier.clone(),
             config,
         )
+    }
+
+    /// Held-out prompts, each with who samples them as they ask.
+    pub fn eval_sets(&self, serving: &Serving, eval: &EvalPlan) -> Vec<(Driver, Arc<dyn Source>)> {
+        let sets = self.held_out.iter().enumerate();
+        sets.map(|(index, source)| {
+            let own = eval.sets.get(index);
+            let how = own.map_or(&eval.sampling, |set| &set.sampling);
+            let n = own.map_or(eval.n_samples_per_prompt, |set| set.n_samples_per_prompt);
+            let driver = self.driver(serving, how, n, "eval");
+            (driver, Arc::clone(source))
+        })
+        .collect()
     }
 
     /// Which groups are trained on.

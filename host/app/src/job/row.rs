@@ -1,10 +1,11 @@
 //! A step's row in `metrics.jsonl`: what sampling, training and the clock said, under slime's names.
 
 use super::seconds;
+use crate::error::{Failure, Result};
 use crate::telemetry::Row;
 use serde_json::{Map, Value};
 use slime_core::Step;
-use slime_rollout::{Collected, Taken};
+use slime_rollout::{Collected, Conservation, Taken};
 use slime_trainer::TrainMetrics;
 use std::time::Duration;
 
@@ -51,12 +52,38 @@ pub fn of_step(
     if let Some(lag) = taken.lag_max {
         row.set_count("rollout/lag/max", lag);
     }
+    for (lag, tokens) in &taken.lags {
+        row.set_count(format!("rollout/lag/tokens_{lag}"), *tokens);
+    }
     row.0.extend(together(trained));
     row.set("perf/train_time", seconds(train));
     if let Some(tokens) = row.get("train/tokens") {
         row.set("perf/actor_train_tok_per_s", tokens / seconds(train));
     }
     row
+}
+
+/// What became of every rollout, in the step's row.
+///
+/// # Errors
+/// It does not add up: a rollout was lost or counted twice, and nothing that follows could be trusted.
+pub fn conserve(row: &mut Row, step: Step, all: Conservation) -> Result<()> {
+    if !all.holds() {
+        return Err(Failure::run(format!(
+            "step {step}: rollouts do not add up: {all}. This is a defect of the program; please report it with the run's database"
+        )));
+    }
+    tracing::info!(target: "slime", "step {step}: {all}");
+    for (name, count) in [
+        ("sampled", all.sampled),
+        ("trained", all.trained),
+        ("filtered", all.filtered),
+        ("masked", all.masked),
+        ("pending", all.pending),
+    ] {
+        row.set_count(format!("rollout/total/{name}"), count);
+    }
+    Ok(())
 }
 
 /// One train step as a row of its own.

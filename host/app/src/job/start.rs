@@ -11,7 +11,7 @@ use crate::error::{Failure, Result, at_path};
 use crate::telemetry::Metrics;
 use crate::telemetry::console::{Console, Progress};
 use crate::wire::device::published;
-use crate::wire::model::{load_other, model_failed};
+use crate::wire::model::{load_other, load_teacher, model_failed};
 use crate::wire::{refused, sources};
 use slime_core::Step;
 use slime_core::ports::{Source, TextCodec};
@@ -86,6 +86,14 @@ pub async fn learner<O: Ops>(
         learner.trainer = learner
             .trainer
             .with_reference(weights)
+            .map_err(train_failed)?;
+    }
+    if let Some(teacher) = &plan.model.teacher {
+        let (spec, weights) = load_teacher(model, teacher, &*ops)
+            .map_err(|e| refused(&opened.said, &["model.teacher_load"], e))?;
+        learner.trainer = learner
+            .trainer
+            .with_teacher(spec, weights)
             .map_err(train_failed)?;
     }
     let start = learner.resume()?;

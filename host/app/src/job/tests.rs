@@ -100,12 +100,17 @@ impl Queue for Buffer {
             groups: vec![group(step)],
             lag_mean: Some(0.0),
             lag_max: Some(0),
+            lags: BTreeMap::new(),
         })
     }
 
     fn trained(&self, step: Step) -> Result<()> {
         self.log.say(format!("trained {step}"));
         Ok(())
+    }
+
+    fn conservation(&self) -> Result<Conservation> {
+        Ok(Conservation::default())
     }
 }
 
@@ -193,6 +198,8 @@ fn job(log: &Log, steps: Range<u64>) -> Job {
         steps,
         groups_per_step: 1,
         max_lag: 0,
+        shaping: Shaping::default(),
+        train: TrainConfig::default(),
         save_interval: 100,
         eval_interval: None,
         sampler: Arc::new(Sampler {
@@ -209,6 +216,7 @@ fn job(log: &Log, steps: Range<u64>) -> Job {
             log: log.clone(),
             fails_at: None,
         }),
+        teacher: None,
         evaluator: Some(Arc::new(Evaluator(log.clone()))),
         journal: Box::new(Rows {
             log: log.clone(),
@@ -249,7 +257,7 @@ async fn weights_are_published_before_the_first_sample_and_after_every_update() 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_resumed_run_serves_the_version_of_its_checkpoint_and_saves_at_its_interval() {
+async fn i06_a_resumed_run_serves_the_version_of_its_checkpoint_and_saves_at_its_interval() {
     let log = Log::default();
     let mut job = job(&log, 3..7);
     job.save_interval = 2;
@@ -365,4 +373,55 @@ async fn a_step_that_trained_is_recorded_and_saved_even_if_its_publish_fails() {
     assert!(run(&mut job).await.is_err());
     let all = log.all();
     assert_eq!(all[all.len() - 2..], ["record 0", "save 1"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn i09_the_last_step_is_saved_though_its_interval_does_not_fall_there() {
+    let log = Log::default();
+    let mut job = job(&log, 0..10);
+    job.save_interval = 4;
+    run(&mut job).await.unwrap();
+    let all = log.all();
+    let saves: Vec<_> = all.iter().filter(|line| line.starts_with("save")).collect();
+    assert_eq!(saves, ["save 4", "save 8", "save 10"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn i14_a_resumed_run_evaluates_at_its_interval_and_not_before_its_first_step() {
+    let log = Log::default();
+    let mut job = job(&log, 4..7);
+    job.eval_interval = Some((2, true));
+    run(&mut job).await.unwrap();
+    let records: Vec<_> = log
+        .all()
+        .into_iter()
+        .filter(|line| line.starts_with("record"))
+        .collect();
+    assert_eq!(
+        records,
+        [
+            "record 4",
+            "record 5 with evaluation after 6",
+            "record 6 with evaluation after 7",
+        ]
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rollouts_that_do_not_add_up_stop_the_run() {
+    let mut row = Row::default();
+    let wrong = Conservation {
+        sampled: 9,
+        trained: 8,
+        ..Conservation::default()
+    };
+    let error = row::conserve(&mut row, Step(3), wrong).unwrap_err();
+    let text = error.to_string();
+    assert!(
+        text.contains("9 sampled = 8 trained + 0 filtered + 0 masked + 0 pending"),
+        "{text}"
+    );
+    let right = Conservation { masked: 1, ..wrong };
+    row::conserve(&mut row, Step(3), right).unwrap();
+    assert_eq!(row.get("rollout/total/masked"), Some(1.0));
 }

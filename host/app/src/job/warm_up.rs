@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn every_assistant_turn_is_learned_with_its_end_token_and_nothing_else() {
+    fn a07_every_assistant_turn_is_learned_with_its_end_token_and_nothing_else() {
         let text = Text::bytes().unwrap();
         let roles = [
             ("user", "a"),

@@ -52,7 +52,9 @@ pub fn on_train(bar: Bar) -> OnProgress {
     Box::new(move |progress| {
         let what = match progress.phase {
             Phase::Reference => "reference",
+            Phase::Teacher => "teacher",
             Phase::OldLogProbs => "old log-probs",
+            Phase::Critic => "critic",
             Phase::Train => "train",
             Phase::Update => "update",
         };

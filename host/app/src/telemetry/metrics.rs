@@ -136,7 +136,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_number_that_is_not_finite_is_null_and_a_whole_one_keeps_its_digits() {
+    fn m09_a_number_that_is_not_finite_is_null_and_a_whole_one_keeps_its_digits() {
         let mut row = Row::at("rollout/step", 3);
         row.set("train/loss", f64::NAN);
         row.set("train/grad_norm", f64::INFINITY);

@@ -4,6 +4,7 @@ use super::refused;
 use crate::config::Resolved;
 use crate::config::plan::{ModelPlan, Weights};
 use crate::error::{Failure, Result};
+use slime_core::ports::TextCodec;
 use slime_kernels::Ops;
 use slime_model::text::Text;
 use slime_model::{HfDir, ModelFiles, ModelSpec, families, init, params};
@@ -140,6 +141,29 @@ pub fn load_other<O: Ops>(
         Ok::<_, slime_model::Error>(())
     })?;
     Ok(tensors)
+}
+
+/// Text on which two tokenizers must agree before log-probs of one model are compared with those of another.
+const PROBE: &str = "The quick brown fox (3.14 × 10⁵) jumps;\n\tdef f(x): return {\"a\": [x, -x]} # 你好 — \\boxed{42}";
+
+/// A teacher's model and weights, from its HF directory. It may be larger than `student`, but reads the same tokens.
+///
+/// # Errors
+/// It cannot be loaded, or spells text otherwise.
+pub fn load_teacher<O: Ops>(
+    student: &Model,
+    dir: &Path,
+    ops: &O,
+) -> slime_model::Result<(Arc<ModelSpec>, Vec<O::Tensor>)> {
+    let teacher = Model::directory(dir)?;
+    let spell = |model: &Model| model.text.encode(PROBE).map_err(|e| e.to_string());
+    if spell(&teacher) != spell(student) {
+        return Err(slime_model::Error::Input(format!(
+            "{}: its tokenizer is not the student's, and distillation compares log-probs of the same tokens; take a teacher of the same family",
+            dir.display()
+        )));
+    }
+    Ok((teacher.spec.clone(), teacher.load(ops)?))
 }
 
 /// A model's error after the run began.

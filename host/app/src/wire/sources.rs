@@ -1,12 +1,12 @@
 //! Where prompts come from: files, or a source plugin; held-out ones apart from those trained on.
 
 use super::refused;
-use crate::config::plan::{DataPlan, EvalPlan};
+use crate::config::plan::{DataPlan, EvalPlan, MixPlan};
 use crate::config::{Problem, Resolved};
 use crate::error::Result;
 use slime_core::ports::{BoxFuture, Source, SourceError};
 use slime_core::{Message, Prompt, PromptBody};
-use slime_rollout::{PromptFile, RowKeys};
+use slime_rollout::{Mixer, PromptFile, RowKeys};
 use std::sync::Arc;
 
 /// A source plugin's draws from here on are held out: no run draws so many prompts.
@@ -20,10 +20,14 @@ const WARM_UP: u64 = 1 << 41;
 /// A file or row that cannot be used; no source at all.
 pub fn training(
     data: Option<&DataPlan>,
+    mix: &[MixPlan],
     chat: &Chat,
     plugin: Option<&Arc<dyn Source>>,
     said: &Resolved,
 ) -> Result<Arc<dyn Source>> {
+    if !mix.is_empty() {
+        return mixed(mix, chat, said);
+    }
     let source = match (data, plugin) {
         (Some(data), _) => file("train", data, said)?,
         (None, Some(plugin)) => Arc::clone(plugin),
@@ -38,6 +42,18 @@ pub fn training(
     Ok(chat.around(source))
 }
 
+/// Several files, drawn from in proportion to their weights.
+fn mixed(mix: &[MixPlan], chat: &Chat, said: &Resolved) -> Result<Arc<dyn Source>> {
+    let mut weighted: Vec<(Arc<dyn Source>, f64)> = Vec::new();
+    for part in mix {
+        let key = format!("data.sources.{}", part.name);
+        let file = open(&part.name, &part.data).map_err(|e| refused(said, &[&key], e))?;
+        weighted.push((Arc::new(file), part.weight));
+    }
+    let mixer = Mixer::new(weighted).map_err(|e| refused(said, &["data.sources"], e))?;
+    Ok(chat.around(Arc::new(mixer)))
+}
+
 /// Held-out prompts by name.
 ///
 /// # Errors
@@ -49,8 +65,8 @@ pub fn held_out(
     said: &Resolved,
 ) -> Result<Vec<Arc<dyn Source>>> {
     let mut sources = Vec::new();
-    for (name, data) in &eval.sets {
-        sources.push(chat.around(file(name, data, said)?));
+    for set in &eval.sets {
+        sources.push(chat.around(file(&set.name, &set.data, said)?));
     }
     if sources.is_empty() {
         let Some(plugin) = plugin else {
@@ -250,7 +266,7 @@ mod tests {
         let plugin: Arc<dyn Source> = Arc::new(Counting);
         let said = Resolved::default();
         let train = rows(
-            &*training(None, &Chat::default(), Some(&plugin), &said).unwrap(),
+            &*training(None, &[], &Chat::default(), Some(&plugin), &said).unwrap(),
             100,
         );
         let part = Part {

@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn no_tools_and_an_empty_list_render_alike() {
+    fn a06_no_tools_and_an_empty_list_render_alike() {
         let source = "{% if tools is not none %}TOOLS{% endif %}{{ documents is none }}";
         assert_eq!(render(source, json!({})), Ok("True".into()));
     }

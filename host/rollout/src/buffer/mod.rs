@@ -7,6 +7,7 @@
 
 mod account;
 mod export;
+mod read;
 mod resume;
 mod schema;
 mod take;
@@ -14,8 +15,9 @@ mod take;
 mod tests;
 mod write;
 
-pub use account::Balance;
+pub use account::{Balance, Conservation};
 pub use export::{read_records, write_jsonl, write_parquet};
+pub use read::find_rollout;
 pub use resume::Resumed;
 pub use take::Taken;
 

@@ -5,6 +5,7 @@
 //! seeds. What was collected for the next step with weights that still exist is used.
 
 use super::take::{drop_attempt, mark_trained};
+use super::write::count_sampled;
 use super::{Buffer, event, int};
 use crate::RolloutError;
 use rusqlite::{Transaction, params};
@@ -56,8 +57,9 @@ impl Buffer {
             for (id, attempts) in attempts(tx)? {
                 num_rolled_back += settle(tx, id, &attempts, step, served)?;
             }
-            tx.execute("UPDATE rollouts SET state = 'sampling', data = NULL, outcome = NULL, reward = NULL, newest_version = NULL
+            let again = tx.execute("UPDATE rollouts SET state = 'sampling', data = NULL, outcome = NULL, reward = NULL, newest_version = NULL
                  WHERE newest_version > ?1 AND (group_id, attempt) IN (SELECT id, attempt FROM groups WHERE state = 'sampling')", [int(served.0)])?;
+            count_sampled(tx, -(again as i64))?;
             let count = |sql: &str| tx.query_row(sql, [], |row| row.get::<_, i64>(0)).map(|n| n as usize);
             let resumed = Resumed {
                 cursor: count("SELECT COALESCE(MAX(draw) + 1, 0) FROM prompts")? as u64,

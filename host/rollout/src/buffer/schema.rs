@@ -7,13 +7,13 @@
 //! | `rollouts` | one rollout of an attempt: `sampling`, `scored` or `failed`, then `trained` or `dropped` |
 //! | `steps` | a step that took a batch: `taken`, then `trained` |
 //! | `events` | something that happened |
-//! | `meta` | the run's identity, and how many groups it has completed |
+//! | `meta` | the run's identity, and how many groups it has completed and rollouts it has sampled |
 
 use super::Identity;
 use rusqlite::{Connection, OptionalExtension, params};
 
 /// The format; another one is refused.
-pub(super) const VERSION: u32 = 1;
+pub(super) const VERSION: u32 = 2;
 
 const TABLES: &str = "
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID;
@@ -35,12 +35,15 @@ CREATE TABLE IF NOT EXISTS groups (
     taken_by INTEGER,
     reason TEXT,
     dropped_at INTEGER,
+    num_scored INTEGER NOT NULL DEFAULT 0,
+    num_failed INTEGER NOT NULL DEFAULT 0,
     PRIMARY KEY (id, attempt),
     CHECK ((state = 'dropped') = (reason IS NOT NULL)),
     CHECK ((state IN ('taken', 'trained')) = (taken_by IS NOT NULL))
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS groups_by_state ON groups (state, id);
 CREATE INDEX IF NOT EXISTS groups_by_step ON groups (taken_by);
+CREATE INDEX IF NOT EXISTS groups_by_count ON groups (state, num_scored, num_failed);
 CREATE TABLE IF NOT EXISTS rollouts (
     group_id INTEGER NOT NULL,
     attempt INTEGER NOT NULL,
@@ -99,7 +102,7 @@ pub(super) fn identity(db: &Connection) -> rusqlite::Result<Option<(u32, Identit
 
 pub(super) fn set_identity(db: &Connection, identity: &Identity) -> rusqlite::Result<()> {
     db.execute(
-        "INSERT INTO meta (key, value) VALUES ('format', ?1), ('digest', ?2), ('summary', ?3), ('produced', 0)",
+        "INSERT INTO meta (key, value) VALUES ('format', ?1), ('digest', ?2), ('summary', ?3), ('produced', 0), ('sampled', 0)",
         params![VERSION, identity.digest, identity.summary],
     )
     .map(drop)

@@ -5,6 +5,7 @@ use super::{Buffer, event, int};
 use crate::{RolloutError, collect, lock};
 use rusqlite::{Transaction, params};
 use slime_core::{Group, GroupId, Prompt, Rollout, Step, WeightVersion};
+use std::collections::BTreeMap;
 
 /// What a step trains on.
 #[derive(Clone, Debug)]
@@ -15,6 +16,8 @@ pub struct Taken {
     pub lag_mean: Option<f64>,
     /// Lag of the oldest sampled token (`rollout/lag/max`).
     pub lag_max: Option<u64>,
+    /// Sampled tokens by their lag (`rollout/lag/tokens_N`).
+    pub lags: BTreeMap<u64, u64>,
 }
 
 impl Buffer {
@@ -78,10 +81,12 @@ impl Buffer {
             }
         };
         let lag = collect::lag(&groups, served);
+        let lags = collect::lag_histogram(&groups, served);
         Ok(Taken {
             groups,
             lag_mean: lag.map(|l| l.0),
             lag_max: lag.map(|l| l.1),
+            lags,
         })
     }
 

@@ -63,7 +63,14 @@ fn put_rollout(
         newest,
         json(rollout)?
     ])
-    .map(drop)
+    .and_then(|ended| count_sampled(tx, ended as i64))
+}
+
+/// So many rollouts have ended, or fewer than was counted.
+pub(super) fn count_sampled(tx: &Transaction<'_>, change: i64) -> rusqlite::Result<()> {
+    tx.prepare_cached("UPDATE meta SET value = value + ?1 WHERE key = 'sampled'")?
+        .execute([change])
+        .map(drop)
 }
 
 /// A complete group; `reason` drops it.
@@ -78,15 +85,18 @@ fn put_group(
     }
     let span = versions(group.rollouts.iter().flat_map(|r| &r.trajectories));
     let (oldest, newest) = (span.map(|s| int(s.0.0)), span.map(|s| int(s.1.0)));
+    let scored = group.rewards().len() as i64;
+    let failed = group.rollouts.len() as i64 - scored;
     let changed = tx
         .prepare_cached(
-            "INSERT INTO groups (id, attempt, step, state, prompt, oldest_version, newest_version, reason, dropped_at)
-             VALUES (?1, ?2, ?3, CASE WHEN ?7 IS NULL THEN 'queued' ELSE 'dropped' END, ?4, ?5, ?6, ?7, CASE WHEN ?7 IS NULL THEN NULL ELSE ?3 END)
+            "INSERT INTO groups (id, attempt, step, state, prompt, oldest_version, newest_version, reason, dropped_at, num_scored, num_failed)
+             VALUES (?1, ?2, ?3, CASE WHEN ?7 IS NULL THEN 'queued' ELSE 'dropped' END, ?4, ?5, ?6, ?7, CASE WHEN ?7 IS NULL THEN NULL ELSE ?3 END, ?8, ?9)
              ON CONFLICT DO UPDATE SET state = excluded.state, step = excluded.step, oldest_version = excluded.oldest_version,
-                 newest_version = excluded.newest_version, reason = excluded.reason, dropped_at = excluded.dropped_at
+                 newest_version = excluded.newest_version, reason = excluded.reason, dropped_at = excluded.dropped_at,
+                 num_scored = excluded.num_scored, num_failed = excluded.num_failed
              WHERE state = 'sampling'",
         )?
-        .execute(params![int(group.id.0), attempt, int(group.step.0), json(&group.prompt)?, oldest, newest, reason])?;
+        .execute(params![int(group.id.0), attempt, int(group.step.0), json(&group.prompt)?, oldest, newest, reason, scored, failed])?;
     if changed == 0 {
         // The same attempt is complete already: a caller that fills twice changes nothing.
         return Ok(());
@@ -214,11 +224,13 @@ impl Ledger for Buffer {
             tx.prepare_cached("INSERT OR IGNORE INTO groups (id, attempt, step, state, prompt) VALUES (?1, ?2, 0, 'sampling', ?3)")?
                 .execute(params![group, claim.attempt, json(prompt)?])?;
             // What failed for reasons that are not the rollout's is sampled again.
-            tx.prepare_cached(
-                "UPDATE rollouts SET state = 'sampling', data = NULL, outcome = NULL, reward = NULL
-                 WHERE group_id = ?1 AND attempt = ?2 AND outcome IN ('infra-failed', 'cancelled')",
-            )?
-            .execute(params![group, claim.attempt])?;
+            let again = tx
+                .prepare_cached(
+                    "UPDATE rollouts SET state = 'sampling', data = NULL, outcome = NULL, reward = NULL, newest_version = NULL
+                     WHERE group_id = ?1 AND attempt = ?2 AND outcome IN ('infra-failed', 'cancelled')",
+                )?
+                .execute(params![group, claim.attempt])?;
+            count_sampled(tx, -(again as i64))?;
             for (index, seed) in (0u32..).zip(seeds) {
                 tx.prepare_cached("INSERT OR IGNORE INTO rollouts (group_id, attempt, idx, state, seed) VALUES (?1, ?2, ?3, 'sampling', ?4)")?
                     .execute(params![group, claim.attempt, index, int(*seed)])?;
@@ -242,6 +254,18 @@ impl Ledger for Buffer {
         self.write_with(|tx, in_flight| {
             in_flight.remove(&claim.draw);
             put_group(tx, claim.attempt, group, Some(reason))
+        })
+    }
+
+    fn missing(&self, step: Step, n: usize, served: WeightVersion) -> Result<usize, RolloutError> {
+        Buffer::missing(self, step, n, served)
+    }
+
+    fn queued(&self) -> Result<usize, RolloutError> {
+        self.write(|tx| {
+            tx.prepare_cached("SELECT COUNT(*) FROM groups WHERE state = 'queued'")?
+                .query_row([], |row| row.get::<_, i64>(0))
+                .map(|count| count as usize)
         })
     }
 

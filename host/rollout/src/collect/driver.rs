@@ -49,6 +49,8 @@ pub struct SamplerConfig {
     pub infra_retries: u32,
     /// How often a step draws more prompts because its filters dropped groups.
     pub max_refills: u32,
+    /// Prompts that a round draws at least; what a step does not need waits for the next.
+    pub over_sampling: usize,
 }
 
 impl SamplerConfig {
@@ -72,6 +74,7 @@ impl SamplerConfig {
             template_kwargs: Map::new(),
             infra_retries: 2,
             max_refills: 20,
+            over_sampling: 0,
         }
     }
 }

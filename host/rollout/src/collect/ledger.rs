@@ -3,9 +3,10 @@
 //! The Data Buffer is the ledger of a run. [`MemoryLedger`] is for the verbs that only sample.
 
 use crate::{RolloutError, lock};
-use slime_core::{Group, GroupId, Prompt, Rollout, Step};
+use slime_core::{Group, GroupId, Prompt, Rollout, Step, WeightVersion};
 use std::collections::BTreeSet;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// A draw that the sampler is to turn into a group.
 #[derive(Clone, Debug, PartialEq)]
@@ -47,6 +48,16 @@ pub trait Ledger: Send + Sync {
     /// # Errors
     /// The ledger cannot be written.
     fn discard(&self, claim: &Claim, group: &Group, reason: &str) -> Result<(), RolloutError>;
+    /// How many groups must still be kept before a step can take `n` at version `served`.
+    ///
+    /// # Errors
+    /// The ledger cannot be written.
+    fn missing(&self, step: Step, n: usize, served: WeightVersion) -> Result<usize, RolloutError>;
+    /// Groups that were kept and that no step has taken.
+    ///
+    /// # Errors
+    /// The ledger cannot be read.
+    fn queued(&self) -> Result<usize, RolloutError>;
     /// The claim was given up before it was complete; its draw comes again.
     fn release(&self, claim: &Claim);
 }
@@ -55,6 +66,15 @@ pub trait Ledger: Send + Sync {
 #[derive(Debug, Default)]
 pub struct MemoryLedger {
     state: Mutex<(u64, BTreeSet<u64>)>,
+    kept: AtomicUsize,
+}
+
+#[cfg(test)]
+impl MemoryLedger {
+    /// A step has taken `n` groups.
+    pub(crate) fn take(&self, n: usize) {
+        self.kept.fetch_sub(n, Ordering::Relaxed);
+    }
 }
 
 impl Ledger for MemoryLedger {
@@ -85,11 +105,25 @@ impl Ledger for MemoryLedger {
     }
 
     fn keep(&self, _claim: &Claim, _group: &Group) -> Result<(), RolloutError> {
+        self.kept.fetch_add(1, Ordering::Relaxed);
         Ok(())
     }
 
     fn discard(&self, _claim: &Claim, _group: &Group, _reason: &str) -> Result<(), RolloutError> {
         Ok(())
+    }
+
+    fn missing(
+        &self,
+        _step: Step,
+        n: usize,
+        _served: WeightVersion,
+    ) -> Result<usize, RolloutError> {
+        Ok(n.saturating_sub(self.queued()?))
+    }
+
+    fn queued(&self) -> Result<usize, RolloutError> {
+        Ok(self.kept.load(Ordering::Relaxed))
     }
 
     fn release(&self, claim: &Claim) {

@@ -3,6 +3,7 @@
 //! | name | what |
 //! |---|---|
 //! | `rollout/reward` | mean reward of scored rollouts, as the verifier gave it, before filters and shaping |
+//! | `rollout/source/NAME/{reward,groups}` | mean reward and groups of each source, where there are several |
 //! | `rollout/response_len/{mean,median,max,min}` | tokens the policy wrote in a rollout |
 //! | `rollout/truncated_ratio` | rollouts whose last turn ran out of tokens |
 //! | `rollout/zero_std/count_R` | groups whose rewards all equal R, to one decimal |
@@ -81,6 +82,23 @@ pub fn lag<'a>(
     (count > 0).then(|| (total as f64 / count as f64, max))
 }
 
+/// Sampled tokens by how far behind `served` their version is.
+pub fn lag_histogram<'a>(
+    groups: impl IntoIterator<Item = &'a Group>,
+    served: WeightVersion,
+) -> BTreeMap<u64, u64> {
+    let mut counts = BTreeMap::new();
+    let rollouts = groups.into_iter().flat_map(|g| &g.rollouts);
+    for trajectory in rollouts.flat_map(|r| &r.trajectories) {
+        for segment in trajectory.segments() {
+            if let slime_core::Origin::Policy { version, .. } = segment.origin {
+                *counts.entry(version.lag(served)).or_default() += segment.tokens.len() as u64;
+            }
+        }
+    }
+    counts
+}
+
 pub(super) fn mean(values: &[f64]) -> f64 {
     values.iter().sum::<f64>() / values.len() as f64
 }
@@ -145,7 +163,8 @@ pub(super) fn of_rollouts(metrics: &mut Metrics, prefix: &str, groups: &[&Group]
     }
 }
 
-/// Mean over groups of the unbiased estimate, for every power of two up to the smallest group.
+/// Mean over groups of the unbiased estimate, for every power of two up to the rollouts a group was to have. A group in
+/// which fewer than k were scored says nothing about pass@k and stays out of it.
 pub(super) fn pass_rates(metrics: &mut Metrics, name: impl Fn(usize) -> String, groups: &[&Group]) {
     let counts: Vec<(usize, usize)> = groups
         .iter()
@@ -153,10 +172,27 @@ pub(super) fn pass_rates(metrics: &mut Metrics, name: impl Fn(usize) -> String, 
         .filter(|rewards| !rewards.is_empty())
         .map(|rewards| (rewards.len(), rewards.iter().filter(|&&r| r == 1.0).count()))
         .collect();
-    let smallest = counts.iter().map(|(n, _)| *n).min().unwrap_or(0);
-    for k in std::iter::successors(Some(1), |k| Some(k * 2)).take_while(|&k| k <= smallest) {
-        let rates: Vec<f64> = counts.iter().map(|&(n, c)| pass_at_k(n, c, k)).collect();
+    let asked = groups.iter().map(|g| g.rollouts.len()).max().unwrap_or(0);
+    for k in std::iter::successors(Some(1), |k| Some(k * 2)).take_while(|&k| k <= asked) {
+        let known = counts.iter().filter(|(n, _)| *n >= k);
+        let rates: Vec<f64> = known.map(|&(n, c)| pass_at_k(n, c, k)).collect();
         metrics.set(name(k), mean(&rates));
+    }
+}
+
+/// Mean reward and number of groups of each source, where there are several.
+fn by_source(metrics: &mut Metrics, groups: &[&Group]) {
+    let mut sources: BTreeMap<&str, (Vec<f64>, usize)> = BTreeMap::new();
+    for group in groups {
+        let (rewards, count) = sources.entry(&group.prompt.id.source).or_default();
+        rewards.extend(group.rewards());
+        *count += 1;
+    }
+    if sources.len() > 1 {
+        for (name, (rewards, count)) in sources {
+            metrics.set(format!("rollout/source/{name}/reward"), mean(&rewards));
+            metrics.set(format!("rollout/source/{name}/groups"), count as f64);
+        }
     }
 }
 
@@ -172,6 +208,7 @@ pub(super) fn step(
     let rollouts: Vec<&Rollout> = groups.iter().flat_map(|g| &g.rollouts).collect();
     let rewards: Vec<f64> = rollouts.iter().filter_map(|r| r.outcome.reward()).collect();
     m.set("rollout/reward", mean(&rewards));
+    by_source(&mut m, groups);
     of_rollouts(&mut m, "rollout", groups, verifier);
     pass_rates(&mut m, |k| format!("passrate/pass@{k}"), groups);
     for reward in groups.iter().filter_map(|g| constant_reward(g)) {

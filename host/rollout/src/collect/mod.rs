@@ -3,6 +3,7 @@
 //! It refuses to decide what is trained (the buffer) and what weights serve (publish). Read `sampler.rs`
 //! for a step, `driver.rs` for a rollout, `live.rs` for the token sequence that a generator grows.
 
+mod continuous;
 mod driver;
 mod eval;
 mod filter;
@@ -17,11 +18,12 @@ mod single_turn;
 mod tests;
 mod transcript;
 
+pub use continuous::Continuous;
 pub use driver::{Driver, Limits, SamplerConfig};
 pub use eval::{EvalReport, evaluate};
 pub use filter::{GroupFilter, Judgement, ZeroStd};
 pub use ledger::{Claim, Ledger, MemoryLedger};
-pub use metrics::{Metrics, lag, pass_at_k};
+pub use metrics::{Metrics, lag, lag_histogram, pass_at_k};
 pub use progress::{Progress, Silent};
 pub use sampler::{Collected, Sampler};
 pub use single_turn::SingleTurn;

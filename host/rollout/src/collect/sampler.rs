@@ -21,15 +21,15 @@ use tracing::Instrument;
 
 /// Samples groups for steps.
 pub struct Sampler {
-    inner: Arc<Inner>,
+    pub(super) inner: Arc<Inner>,
 }
 
-struct Inner {
-    driver: Driver,
+pub(super) struct Inner {
+    pub(super) driver: Driver,
     source: Arc<dyn Source>,
-    ledger: Arc<dyn Ledger>,
+    pub(super) ledger: Arc<dyn Ledger>,
     filters: Vec<Arc<dyn GroupFilter>>,
-    progress: Arc<dyn Progress>,
+    pub(super) progress: Arc<dyn Progress>,
 }
 
 /// What a step's sampling gave.
@@ -49,7 +49,7 @@ pub struct Collected {
 const OVERLONG: &str = "overlong_prompt";
 
 /// How one claim ended.
-enum End {
+pub(super) enum End {
     Kept(Group),
     Dropped(Group, String),
     /// No rollout of it reached the policy; the draw was given back.
@@ -147,7 +147,8 @@ impl Sampler {
             }
             let before = kept.len() + refused.len();
             let mut unreached = None;
-            for end in self.round(step, n - kept.len(), &tally).await? {
+            let round = (n - kept.len()).max(inner.driver.config.over_sampling);
+            for end in self.round(step, round, &tally).await? {
                 match end {
                     End::Kept(group) => kept.push(group),
                     End::Dropped(group, reason) => {
@@ -171,30 +172,14 @@ impl Sampler {
             refills += 1;
         }
         inner.progress.end(step);
-        kept.sort_by_key(|group| group.id);
-        refused.sort_by_key(|group| group.id);
-
-        let sampled: Vec<&Group> = kept.iter().chain(&refused).collect();
-        let metrics = metrics::step(
-            &sampled,
-            &dropped,
-            &tally,
-            begin.elapsed(),
-            inner.driver.verifier.name(),
-        );
-        let mut warnings = metrics::warnings(step, &sampled);
-        if let (Some((prompt, reason)), Some(count)) = (overlong, dropped.get(OVERLONG)) {
-            warnings.push(format!("step {step}: {count} prompts did not fit and were left out, {prompt} among them: {reason}"));
+        let mut collected = inner.told(step, kept, refused, dropped, &tally, begin);
+        if let (Some((prompt, reason)), Some(count)) = (overlong, collected.dropped.get(OVERLONG)) {
+            collected.warnings.push(format!("step {step}: {count} prompts did not fit and were left out, {prompt} among them: {reason}"));
         }
-        for warning in &warnings {
+        for warning in &collected.warnings {
             tracing::warn!("{warning}");
         }
-        Ok(Collected {
-            groups: kept,
-            metrics,
-            dropped,
-            warnings,
-        })
+        Ok(collected)
     }
 
     async fn round(
@@ -205,13 +190,8 @@ impl Sampler {
     ) -> Result<Vec<End>, RolloutError> {
         let mut tasks = JoinSet::new();
         for claim in self.inner.ledger.claim(step, n)? {
-            let inner = Arc::clone(&self.inner);
-            let tally = Arc::clone(tally);
-            let held = Held {
-                ledger: Arc::clone(&inner.ledger),
-                claim,
-                complete: false,
-            };
+            let (inner, tally) = (Arc::clone(&self.inner), Arc::clone(tally));
+            let held = Held::new(&inner.ledger, claim);
             let task = async move { inner.one(step, held, &tally).await };
             tasks.spawn(task.instrument(tracing::Span::current()));
         }
@@ -230,7 +210,7 @@ impl Sampler {
 
 impl Inner {
     /// One claim, from its prompt to its place in the ledger.
-    async fn one(
+    pub(super) async fn one(
         &self,
         step: Step,
         mut held: Held,
@@ -295,6 +275,32 @@ impl Inner {
     }
 }
 
+impl Inner {
+    /// A step's groups and numbers, in order.
+    pub(super) fn told(
+        &self,
+        step: Step,
+        mut kept: Vec<Group>,
+        mut refused: Vec<Group>,
+        dropped: BTreeMap<String, u64>,
+        tally: &Tally,
+        begin: Instant,
+    ) -> Collected {
+        kept.sort_by_key(|group| group.id);
+        refused.sort_by_key(|group| group.id);
+        let sampled: Vec<&Group> = kept.iter().chain(&refused).collect();
+        let verifier = self.driver.verifier.name();
+        let metrics = metrics::step(&sampled, &dropped, tally, begin.elapsed(), verifier);
+        let warnings = metrics::warnings(step, &sampled);
+        Collected {
+            groups: kept,
+            metrics,
+            dropped,
+            warnings,
+        }
+    }
+}
+
 /// Why no rollout of the group was sampled at all, if none was.
 fn unreached(group: &Group) -> Option<String> {
     let mut reasons = group.rollouts.iter().map(|r| match &r.outcome {
@@ -306,10 +312,20 @@ fn unreached(group: &Group) -> Option<String> {
 }
 
 /// A claim that goes back when it is dropped before it is complete.
-struct Held {
+pub(super) struct Held {
     ledger: Arc<dyn Ledger>,
     claim: Claim,
     complete: bool,
+}
+
+impl Held {
+    pub(super) fn new(ledger: &Arc<dyn Ledger>, claim: Claim) -> Self {
+        Self {
+            ledger: Arc::clone(ledger),
+            claim,
+            complete: false,
+        }
+    }
 }
 
 impl Drop for Held {

@@ -410,7 +410,7 @@ async fn a_pause_that_aborts_costs_no_token() {
 }
 
 #[tokio::test]
-async fn partial_tokens_never_grow_past_the_budget() {
+async fn f06_partial_tokens_never_grow_past_the_budget() {
     let server = server().await;
     let aborted = json!({ "type": "abort", "message": "Aborted" });
     generate(&server, answer(&[50; 8], aborted, "1"), None, 1).await;

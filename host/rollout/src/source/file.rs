@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn exotic_separators_do_not_split_a_record() {
+    fn i15_exotic_separators_do_not_split_a_record() {
         let (_dir, path) = write(
             "p.jsonl",
             "{\"q\": \"a\u{2028}b\u{85}c\u{2029}d\", \"a\": \"1\"}\n",
@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn any_draw_can_be_made_again_without_the_ones_before() {
+    fn i01_any_draw_can_be_made_again_without_the_ones_before() {
         let text: String = (0..7)
             .map(|i| format!("{{\"q\": \"{i}\", \"a\": \"{i}\"}}\n"))
             .collect();

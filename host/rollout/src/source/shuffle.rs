@@ -31,7 +31,7 @@ mod tests {
     }
 
     #[test]
-    fn epochs_seeds_and_sources_differ() {
+    fn i03_epochs_seeds_and_sources_differ() {
         let base = permutation(1, "a", 0, 50);
         assert_eq!(base, permutation(1, "a", 0, 50));
         assert_ne!(base, permutation(1, "a", 1, 50));

@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn slices_mean_what_python_means() {
+    fn n06_slices_mean_what_python_means() {
         assert_eq!(rows("d.jsonl@[-3:]", 10), [7, 8, 9]);
         assert_eq!(rows("d.jsonl@[2:5]", 10), [2, 3, 4]);
         assert_eq!(rows("d.jsonl@[:-8]", 10), [0, 1]);

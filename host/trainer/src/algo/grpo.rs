@@ -1,7 +1,7 @@
 //! Group-relative advantages: a rollout against the other rollouts of its prompt.
 //!
 //! ```text
-//! A_i = (R_i - mean R) / (std R + 1e-6)        std with n - 1
+//! A_i = (R_i - mean R) / (std R + 1e-6)        std with n - 1, or with n (`grpo_std`)
 //! ```
 //!
 //! GRPO (arXiv:2402.03300, §4.1.2). Without the division it is Dr. GRPO (arXiv:2503.20783), which removes the
@@ -9,14 +9,28 @@
 //! that fans out votes once. A group whose rewards are all equal, or of one rollout, says nothing and gets
 //! exactly 0; that is decided by comparing rewards, because the std of equal numbers is rarely exactly 0.
 
+use serde::{Deserialize, Serialize};
 use slime_core::GroupId;
 use std::collections::BTreeMap;
+
+/// What centred rewards are divided by.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Std {
+    /// The deviation with `n - 1`, slime's.
+    #[default]
+    Sample,
+    /// The deviation with `n`.
+    Population,
+    /// Nothing: Dr. GRPO.
+    None,
+}
 
 /// Added to the std.
 pub const STD_EPS: f64 = 1e-6;
 
-/// Advantages of one group's rewards. `normalize` divides by the std.
-pub fn advantages(rewards: &[f64], normalize: bool) -> Vec<f64> {
+/// Advantages of one group's rewards.
+pub fn advantages(rewards: &[f64], std: Std) -> Vec<f64> {
     let (low, high) = rewards
         .iter()
         .fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), &r| {
@@ -27,11 +41,11 @@ pub fn advantages(rewards: &[f64], normalize: bool) -> Vec<f64> {
     }
     let count = rewards.len() as f64;
     let mean = rewards.iter().sum::<f64>() / count;
-    let scale = if normalize {
-        let squares: f64 = rewards.iter().map(|r| (r - mean).powi(2)).sum();
-        1.0 / ((squares / (count - 1.0)).sqrt() + STD_EPS)
-    } else {
-        1.0
+    let squares: f64 = rewards.iter().map(|r| (r - mean).powi(2)).sum();
+    let scale = match std {
+        Std::Sample => 1.0 / ((squares / (count - 1.0)).sqrt() + STD_EPS),
+        Std::Population => 1.0 / ((squares / count).sqrt() + STD_EPS),
+        Std::None => 1.0,
     };
     rewards.iter().map(|r| (r - mean) * scale).collect()
 }
@@ -67,16 +81,12 @@ mod tests {
     fn advantages_equal_the_closed_forms() {
         let mut compared = 0;
         for case in golden::cases("grpo") {
-            let normalize = match case.inputs["std"].as_str() {
-                Some("sample") => true,
-                Some("none") => false,
-                _ => continue,
-            };
-            let got = advantages(&golden::floats(&case.inputs["rewards"]), normalize);
+            let std = serde_json::from_value(case.inputs["std"].clone()).unwrap();
+            let got = advantages(&golden::floats(&case.inputs["rewards"]), std);
             golden::close(&got, &golden::floats(&case.expected), 1e-10, &case.name);
             compared += 1;
         }
-        assert!(compared >= 25, "{compared} cases");
+        assert!(compared >= 30, "{compared} cases");
     }
 
     #[test]
@@ -97,12 +107,21 @@ mod tests {
             // The data's population std has no eps: two rewards are then exactly one std away.
             let got = match std {
                 "population" => by_group(&rollouts, |r| {
-                    advantages(r, false)
+                    advantages(r, Std::None)
                         .iter()
                         .map(|a| a.signum() * f64::from(*a != 0.0))
                         .collect()
                 }),
-                other => by_group(&rollouts, |r| advantages(r, other == "sample")),
+                other => by_group(&rollouts, |r| {
+                    advantages(
+                        r,
+                        if other == "sample" {
+                            Std::Sample
+                        } else {
+                            Std::None
+                        },
+                    )
+                }),
             };
             for (got, want) in std::iter::zip(got, case.expected.as_array().unwrap()) {
                 assert_eq!(got.is_some(), want.is_number(), "{}", case.name);
@@ -118,8 +137,8 @@ mod tests {
     #[test]
     fn advantages_of_a_group_sum_to_zero() {
         let rewards = [0.3, -1.0, 7.25, 0.3, 0.1];
-        for normalize in [true, false] {
-            assert!(advantages(&rewards, normalize).iter().sum::<f64>().abs() < 1e-12);
+        for std in [Std::Sample, Std::Population, Std::None] {
+            assert!(advantages(&rewards, std).iter().sum::<f64>().abs() < 1e-12);
         }
     }
 }

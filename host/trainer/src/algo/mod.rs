@@ -6,14 +6,20 @@
 
 pub mod cispo;
 pub mod clip;
+pub mod distill;
+pub mod gae;
 pub mod grpo;
 pub mod gspo;
 pub mod importance;
 pub mod kl;
+pub mod max_rl;
+pub mod mismatch;
 pub mod objective;
+pub mod opsm;
 pub mod ratio;
 pub mod reinforce;
 pub mod rloo;
+pub mod value;
 pub mod weights;
 pub mod whiten;
 
@@ -39,12 +45,16 @@ pub enum Estimator {
     ReinforcePlusPlus,
     /// Against the group's mean, a KL penalty at every token, whitened.
     ReinforcePlusPlusBaseline,
+    /// Against the group's mean, in units of that mean.
+    MaxRl,
+    /// Against a critic's values, a KL penalty at every token.
+    Ppo,
 }
 
 impl Estimator {
     /// Advantages come from comparing the rollouts of a group.
     pub fn is_group_relative(self) -> bool {
-        self != Self::ReinforcePlusPlus
+        !matches!(self, Self::ReinforcePlusPlus | Self::Ppo)
     }
 
     /// Divides by the group's std unless told otherwise.
@@ -54,9 +64,19 @@ impl Estimator {
 
     /// Penalises KL token by token, after grouping.
     pub fn has_token_kl(self) -> bool {
+        self.is_whitened() || self == Self::Ppo
+    }
+
+    /// Is defined with whitened advantages only.
+    pub fn is_whitened(self) -> bool {
         matches!(
             self,
             Self::ReinforcePlusPlus | Self::ReinforcePlusPlusBaseline
         )
+    }
+
+    /// Discounts what comes later.
+    pub fn has_discount(self) -> bool {
+        matches!(self, Self::ReinforcePlusPlus | Self::Ppo)
     }
 }

@@ -1,7 +1,7 @@
 //! One token's part of the objective: surrogate, KL and entropy, with the slopes the head needs.
 //!
 //! ```text
-//! loss = tis · surrogate - entropy_coef · H + kl_loss_coef · KL
+//! loss = weight · surrogate - entropy_coef · H + kl_loss_coef · KL        weight between trainer and engine, or 1
 //! ```
 //!
 //! Old, reference and engine log-probs, advantages and weights are plain numbers here: no gradient can reach them.
@@ -11,6 +11,8 @@ use super::cispo;
 use super::clip::{self, Clip, Surrogate};
 use super::importance::Truncation;
 use super::kl::KlKind;
+use super::mismatch::Correction;
+use super::opsm;
 use super::ratio::ratio_of;
 
 /// Which surrogate.
@@ -48,8 +50,11 @@ pub struct Objective {
     pub kl: Option<KlTerm>,
     /// Entropy bonus.
     pub entropy_coef: f64,
-    /// Reweighting between trainer and engine.
+    /// Reweighting between trainer and engine, token by token. Corrections that look at more than one token come with
+    /// the token.
     pub tis: Option<Truncation>,
+    /// Leave bad trajectories that drifted further than this out of the surrogate.
+    pub opsm_delta: Option<f64>,
 }
 
 /// What is known of one sampled token. Absent log-probs are NaN.
@@ -71,6 +76,10 @@ pub struct Token {
     pub advantage: f64,
     /// Weight in the objective.
     pub weight: f64,
+    /// Correction between trainer and engine, where it was computed before the step.
+    pub correction: Option<Correction>,
+    /// Mean of `old - logp` over its trajectory; read with [`Objective::opsm_delta`] only.
+    pub drift: f64,
 }
 
 /// One token's losses, unweighted, and its weighted slopes.
@@ -98,6 +107,10 @@ pub struct TokenLoss {
     pub tis_clipped: bool,
     /// Something was NaN: the token does not train.
     pub masked: bool,
+    /// The correction between trainer and engine left it out.
+    pub rejected: bool,
+    /// Its trajectory had drifted too far.
+    pub opsm_masked: bool,
 }
 
 impl Objective {
@@ -114,12 +127,13 @@ impl Objective {
             kl: None,
             entropy_coef: 0.0,
             tis: None,
+            opsm_delta: None,
         }
     }
 
-    /// The ratio is one of the whole trajectory, so all of a trajectory's log-probs come before any slope.
+    /// The ratio or the drift is one of the whole trajectory, so all of a trajectory's log-probs come before any slope.
     pub fn needs_trajectory(&self) -> bool {
-        self.loss == PolicyLoss::Sequence
+        self.loss == PolicyLoss::Sequence || self.opsm_delta.is_some()
     }
 
     /// One token's part.
@@ -131,9 +145,16 @@ impl Objective {
                 ..TokenLoss::default()
             };
         }
+        if token.correction.is_some_and(|c| c.rejected) {
+            return TokenLoss {
+                rejected: true,
+                tis: 1.0,
+                ..TokenLoss::default()
+            };
+        }
         let (ratio, ratio_clamped) = ratio_of(token.log_ratio);
         let advantage = token.advantage;
-        let policy = match self.loss {
+        let mut policy = match self.loss {
             PolicyLoss::Clipped | PolicyLoss::Sequence => {
                 clip::surrogate(ratio, advantage, self.clip)
             }
@@ -144,9 +165,16 @@ impl Objective {
                 ..Surrogate::default()
             },
         };
-        let (tis, tis_clipped) = match self.tis {
-            Some(bounds) => bounds.weight(token.old - token.rollout),
-            None => (1.0, false),
+        let opsm_masked = self
+            .opsm_delta
+            .is_some_and(|delta| opsm::masks(token.drift, advantage, delta));
+        if opsm_masked {
+            policy = Surrogate::default();
+        }
+        let (tis, tis_clipped) = match (token.correction, self.tis) {
+            (Some(correction), _) => (correction.weight, correction.bounded),
+            (None, Some(bounds)) => bounds.weight(token.old - token.rollout),
+            (None, None) => (1.0, false),
         };
         let (mut kl, mut dkl, mut coef) = (0.0, 0.0, 0.0);
         if let Some(term) = self.kl {
@@ -176,6 +204,8 @@ impl Objective {
             tis,
             tis_clipped,
             masked: false,
+            rejected: false,
+            opsm_masked,
         }
     }
 }
@@ -202,6 +232,7 @@ mod tests {
                 low: 0.0,
                 high: 2.0,
             }),
+            opsm_delta: None,
         }
     }
 
@@ -215,6 +246,8 @@ mod tests {
             rollout: -1.25,
             advantage: 0.7,
             weight: 0.25,
+            correction: None,
+            drift: 0.3,
         }
     }
 
@@ -314,6 +347,10 @@ mod tests {
             },
             Objective { tis: None, ..base },
             Objective {
+                opsm_delta: Some(0.1),
+                ..base
+            },
+            Objective {
                 loss: PolicyLoss::Cispo,
                 ..base
             },
@@ -321,5 +358,27 @@ mod tests {
         for other in changed {
             assert_ne!(both(other), both(base), "{other:?}");
         }
+    }
+
+    #[test]
+    fn a_rejected_token_has_no_part_in_any_term_and_a_weighted_one_is_scaled() {
+        let with = |correction| Token {
+            correction: Some(correction),
+            ..token(-1.0)
+        };
+        let rejected = objective().token(&with(Correction {
+            rejected: true,
+            ..Correction::default()
+        }));
+        assert!(rejected.rejected && rejected.loss == 0.0);
+        assert_eq!((rejected.dlogp, rejected.dentropy), (0.0, 0.0));
+        let pg = |weight| {
+            let correction = Correction {
+                weight,
+                ..Correction::default()
+            };
+            objective().token(&with(correction)).pg
+        };
+        assert_eq!(pg(0.5), 0.5 * pg(1.0));
     }
 }

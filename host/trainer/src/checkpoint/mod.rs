@@ -4,17 +4,20 @@
 //! step_40/index.json               format, step, identity of the model, optimizer's counters
 //! step_40/model.safetensors        weights under their Hugging Face names
 //! step_40/optimizer.safetensors    opt/m/<name>, opt/v/<name>, and opt/master/<name> where weights are rounded
+//! step_40/critic*.safetensors      the same of a critic, where the algorithm has one, and of its value head
 //! ```
 //!
 //! A directory is written under a hidden name, synced and renamed: a crash or a full disk leaves the checkpoint that
 //! was there. Files are plain safetensors, so any layout of ranks can load them. Read [`tensors`] for the format.
 
+mod critic;
 pub mod dir;
 pub mod identity;
 pub mod tensors;
 
 pub use dir::{keep_last, latest};
 
+use crate::critic::CriticProgress;
 use crate::optim::Progress;
 use crate::optim::precision::Precision;
 use crate::trainer::Trainer;
@@ -42,6 +45,9 @@ struct Index {
     step: Step,
     model: Identity,
     optimizer: Progress,
+    /// The critic's, where there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    critic: Option<CriticProgress>,
 }
 
 /// Moments and master weights: name prefix, and how to reach them.
@@ -74,12 +80,16 @@ impl<O: Ops> Trainer<O> {
         tensors::write(&path, params, &prefixes, wide, |set, i| {
             read_float(ops, &sets[set][i], wide)
         })?;
+        if let Some(critic) = &self.critic {
+            critic.save(staging.path())?;
+        }
         let model = Identity::of(self.network.spec(), params);
         let index = Index {
             format: FORMAT,
             step,
             model,
             optimizer: optimizer.progress,
+            critic: self.critic.as_ref().map(|critic| critic.progress()),
         };
         let text = serde_json::to_string_pretty(&index).expect("an index is plain data");
         staging.write(INDEX, format!("{text}\n").as_bytes())?;
@@ -101,6 +111,20 @@ impl<O: Ops> Trainer<O> {
         if index.format != FORMAT {
             let detail = format!("has format {}, this program reads {FORMAT}", index.format);
             return Err(Error::Checkpoint { path, detail });
+        }
+        if self.critic.is_some() != index.critic.is_some() {
+            let detail = match self.critic {
+                Some(_) => {
+                    "holds no critic, and the algorithm has one: resume with the estimator it was made with"
+                }
+                None => {
+                    "holds a critic, and the algorithm has none: resume with advantage_estimator = ppo"
+                }
+            };
+            return Err(Error::Checkpoint {
+                path,
+                detail: detail.into(),
+            });
         }
         let params = self.network.params().clone();
         let wanted = Identity::of(self.network.spec(), &params);
@@ -131,6 +155,10 @@ impl<O: Ops> Trainer<O> {
             if let Some(master) = &mut self.optimizer.master {
                 master[i] = upload(&*ops, param, optimizer.read(param, MASTER)?)?;
             }
+        }
+        if let (Some(critic), Some(progress)) = (&mut self.critic, index.critic) {
+            critic.load(dir)?;
+            critic.set_progress(progress);
         }
         self.optimizer.progress = index.optimizer;
         Ok(index.step)

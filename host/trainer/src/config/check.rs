@@ -34,6 +34,8 @@ impl TrainConfig {
         let mut add = |key, detail: String| found.push(Problem { key, detail });
         self.check_ranges(&mut add);
         self.check_algorithm(&mut add);
+        self.check_mismatch(&mut add);
+        self.check_critic(&mut add);
         self.check_kl(&mut add);
         self.check_schedule(&mut add);
         if found.is_empty() { Ok(()) } else { Err(found) }
@@ -44,6 +46,8 @@ impl TrainConfig {
             ("rollout_temperature", self.rollout_temperature),
             ("adam_eps", self.adam_eps),
             ("gamma", self.gamma),
+            ("value_clip", self.value_clip),
+            ("rs_clip", self.rs_clip),
         ];
         for (key, value) in positive {
             if !(value.is_finite() && value > 0.0) {
@@ -60,6 +64,10 @@ impl TrainConfig {
             ("weight_decay", self.weight_decay),
             ("clip_grad", self.clip_grad),
             ("tis_clip_low", self.tis_clip_low),
+            ("opd_kl_coef", self.opd_kl_coef),
+            ("opsm_delta", self.opsm_delta),
+            ("rs_clip_low", self.rs_clip_low.unwrap_or(0.0)),
+            ("critic_lr", self.critic_lr.unwrap_or(0.0)),
         ];
         for (key, value) in not_negative {
             if !(value.is_finite() && value >= 0.0) {
@@ -112,17 +120,33 @@ impl TrainConfig {
             );
             add("disable_grpo_std_normalization", detail);
         }
-        if estimator.has_token_kl() && !self.normalize_advantages {
+        if self.grpo_std.is_some() && self.disable_grpo_std_normalization {
+            let detail = "has no effect beside disable_grpo_std_normalization; keep one of them";
+            add("grpo_std", detail.into());
+        }
+        if self.grpo_std.is_some() && !estimator.has_std() {
+            let detail = format!(
+                "has no effect with advantage_estimator = {name}, which does not divide by the std"
+            );
+            add("grpo_std", detail);
+        }
+        if self.disable_rewards_normalization && !estimator.is_group_relative() {
+            let detail = format!(
+                "has no effect with advantage_estimator = {name}, which takes rewards as they are"
+            );
+            add("disable_rewards_normalization", detail);
+        }
+        if estimator.is_whitened() && !self.normalize_advantages {
             add(
                 "normalize_advantages",
                 format!("advantage_estimator = {name} requires it; set it to true"),
             );
         }
-        if self.gamma != 1.0 && estimator != Estimator::ReinforcePlusPlus {
+        if self.gamma != 1.0 && !estimator.has_discount() {
             add(
                 "gamma",
                 format!(
-                    "has no effect with advantage_estimator = {name}; only reinforce_plus_plus discounts"
+                    "has no effect with advantage_estimator = {name}; only reinforce_plus_plus and ppo discount"
                 ),
             );
         }
@@ -130,30 +154,6 @@ impl TrainConfig {
             add(
                 "eps_clip_c",
                 "has no effect with advantage_estimator = cispo; remove it".into(),
-            );
-        }
-        if self.use_tis && estimator == Estimator::Gspo {
-            let detail = "cannot be combined with advantage_estimator = gspo, whose ratio is the trajectory's";
-            add("use_tis", detail.into());
-        }
-        if self.use_tis && self.use_rollout_logprobs {
-            let detail = "has no effect with use_rollout_logprobs: the old policy is then the engine's, and every weight is 1";
-            add("use_tis", detail.into());
-        }
-        if self.use_tis && !(self.tis_clip.is_finite() && self.tis_clip > self.tis_clip_low) {
-            add(
-                "tis_clip",
-                format!(
-                    "{} must be above tis_clip_low = {}",
-                    self.tis_clip, self.tis_clip_low
-                ),
-            );
-        }
-        let tis = Self::default();
-        if !self.use_tis && (self.tis_clip, self.tis_clip_low) != (tis.tis_clip, tis.tis_clip_low) {
-            add(
-                "tis_clip",
-                "has no effect without use_tis; set use_tis = true or remove it".into(),
             );
         }
         match (self.loss_aggregation, self.loss_constant_length) {

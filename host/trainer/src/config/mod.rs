@@ -3,11 +3,17 @@
 //! Plain data: defaults are slime's where it has one. Read [`check`] for the rules.
 
 pub mod check;
+mod check_correction;
 
 pub use check::Problem;
 
 use crate::algo::Estimator;
+use crate::algo::clip::Clip;
+use crate::algo::grpo::Std;
+use crate::algo::importance::Truncation;
 use crate::algo::kl::KlKind;
+use crate::algo::mismatch::{Bounds, Level, Mismatch, Mode, Weighting};
+use crate::algo::objective::{KlTerm, Objective, PolicyLoss};
 use crate::algo::weights::Aggregation;
 use crate::optim::schedule::{DecayStyle, WsdStyle};
 use serde::{Deserialize, Serialize};
@@ -21,10 +27,24 @@ pub struct TrainConfig {
     pub advantage_estimator: Estimator,
     /// Dr. GRPO: centre rewards, but do not divide by the group's std.
     pub disable_grpo_std_normalization: bool,
+    /// What GRPO divides centred rewards by; `sample` when not given.
+    pub grpo_std: Option<Std>,
+    /// Take rewards themselves as advantages: no baseline, no std.
+    pub disable_rewards_normalization: bool,
     /// Whiten advantages over the rollout step's tokens. The REINFORCE++ estimators require it.
     pub normalize_advantages: bool,
-    /// Discount of REINFORCE++'s returns.
+    /// Discount of REINFORCE++'s and PPO's returns.
     pub gamma: f64,
+    /// GAE's discount of later errors of the critic.
+    pub lambd: f64,
+    /// How far a value may move from where it was before its loss stops falling.
+    pub value_clip: f64,
+    /// Rollout steps at the beginning in which only the critic trains.
+    pub num_critic_only_steps: u64,
+    /// Take a teacher's penalty off every token's advantage: on-policy distillation.
+    pub use_opd: bool,
+    /// Its coefficient.
+    pub opd_kl_coef: f64,
     /// How far below 1 a ratio may go before its gradient stops.
     pub eps_clip: f64,
     /// How far above 1; `eps_clip` when not given.
@@ -45,12 +65,32 @@ pub struct TrainConfig {
     pub entropy_coef: f64,
     /// Take the engine's log-probs as the old policy's instead of computing them.
     pub use_rollout_logprobs: bool,
-    /// Reweigh tokens by the truncated ratio between trainer and engine.
+    /// Reweigh tokens by the ratio between trainer and engine.
     pub use_tis: bool,
+    /// Over what that ratio is taken.
+    pub tis_level: Level,
+    /// What becomes of a ratio outside the bounds.
+    pub tis_mode: Mode,
     /// Its largest weight.
     pub tis_clip: f64,
     /// Its smallest weight.
     pub tis_clip_low: f64,
+    /// Divide weights by their mean over the train step.
+    pub tis_batch_normalize: bool,
+    /// Reject tokens by the ratio between trainer and engine.
+    pub use_rs: bool,
+    /// Over what that ratio is taken.
+    pub rs_level: Level,
+    /// The largest ratio that is kept.
+    pub rs_clip: f64,
+    /// The smallest; one over the largest when not given.
+    pub rs_clip_low: Option<f64>,
+    /// Reject a trajectory with a token whose ratio is below this.
+    pub rs_veto_threshold: Option<f64>,
+    /// Leave bad trajectories that the policy drifted away from out of the surrogate.
+    pub use_opsm: bool,
+    /// How far that is.
+    pub opsm_delta: f64,
     /// How token losses are averaged.
     pub loss_aggregation: Aggregation,
     /// The divisor of `constant-length`.
@@ -73,6 +113,10 @@ pub struct TrainConfig {
 
     /// Learning rate.
     pub lr: f64,
+    /// The critic's; `lr` when not given.
+    pub critic_lr: Option<f64>,
+    /// The critic's train steps of linear warm-up; `lr_warmup_iters` when not given.
+    pub critic_lr_warmup_iters: Option<u64>,
     /// Where a decay ends.
     pub min_lr: f64,
     /// Shape of the decay.
@@ -104,8 +148,15 @@ impl Default for TrainConfig {
         Self {
             advantage_estimator: Estimator::Grpo,
             disable_grpo_std_normalization: false,
+            grpo_std: None,
+            disable_rewards_normalization: false,
             normalize_advantages: false,
             gamma: 1.0,
+            lambd: 1.0,
+            value_clip: 0.2,
+            num_critic_only_steps: 0,
+            use_opd: false,
+            opd_kl_coef: 1.0,
             eps_clip: 0.2,
             eps_clip_high: None,
             eps_clip_c: None,
@@ -117,8 +168,18 @@ impl Default for TrainConfig {
             entropy_coef: 0.0,
             use_rollout_logprobs: false,
             use_tis: false,
+            tis_level: Level::Token,
+            tis_mode: Mode::Truncate,
             tis_clip: 2.0,
             tis_clip_low: 0.0,
+            tis_batch_normalize: false,
+            use_rs: false,
+            rs_level: Level::Token,
+            rs_clip: 2.0,
+            rs_clip_low: None,
+            rs_veto_threshold: None,
+            use_opsm: false,
+            opsm_delta: 1e-4,
             loss_aggregation: Aggregation::RolloutMean,
             loss_constant_length: None,
             rollout_temperature: 1.0,
@@ -129,6 +190,8 @@ impl Default for TrainConfig {
             recompute_num_layers: None,
             log_probs_chunk_size: None,
             lr: 1e-6,
+            critic_lr: None,
+            critic_lr_warmup_iters: None,
             min_lr: 0.0,
             lr_decay_style: DecayStyle::Constant,
             lr_decay_iters: None,
@@ -158,6 +221,95 @@ impl TrainConfig {
         } else {
             KlKind::K1
         })
+    }
+
+    /// What GRPO divides by.
+    pub fn std(&self) -> Std {
+        if self.disable_grpo_std_normalization {
+            Std::None
+        } else {
+            self.grpo_std.unwrap_or_default()
+        }
+    }
+
+    /// Corrections between trainer and engine that are made before a train step, where there are any. Plain truncation
+    /// token by token needs nothing but the token itself and is part of the objective.
+    pub fn mismatch(&self) -> Option<Mismatch> {
+        let plain = self.tis_level == Level::Token
+            && self.tis_mode == Mode::Truncate
+            && !self.tis_batch_normalize;
+        let rejects = self.use_rs || self.rs_veto_threshold.is_some();
+        if !rejects && (!self.use_tis || plain) {
+            return None;
+        }
+        Some(Mismatch {
+            weighting: self.use_tis.then_some(Weighting {
+                level: self.tis_level,
+                mode: self.tis_mode,
+                bounds: Bounds {
+                    low: self.tis_clip_low,
+                    high: self.tis_clip,
+                },
+            }),
+            rejection: self.use_rs.then_some((
+                self.rs_level,
+                Bounds {
+                    low: self.rs_clip_low.unwrap_or(1.0 / self.rs_clip),
+                    high: self.rs_clip,
+                },
+            )),
+            veto: self.rs_veto_threshold,
+            normalize: self.tis_batch_normalize,
+        })
+    }
+
+    /// What the configuration minimises.
+    pub fn objective(&self) -> Objective {
+        Objective {
+            loss: match self.advantage_estimator {
+                Estimator::Gspo => PolicyLoss::Sequence,
+                Estimator::Cispo => PolicyLoss::Cispo,
+                _ => PolicyLoss::Clipped,
+            },
+            clip: Clip {
+                low: self.eps_clip,
+                high: self.clip_high(),
+                dual: self.eps_clip_c,
+            },
+            kl: self.use_kl_loss.then(|| KlTerm {
+                kind: self.kl_kind(),
+                coef: self.kl_loss_coef,
+                unbiased: self.use_unbiased_kl,
+            }),
+            entropy_coef: self.entropy_coef,
+            tis: (self.use_tis && self.mismatch().is_none()).then_some(Truncation {
+                low: self.tis_clip_low,
+                high: self.tis_clip,
+            }),
+            opsm_delta: self.use_opsm.then_some(self.opsm_delta),
+        }
+    }
+
+    /// Whether the old policy's log-probs are wanted before the first train step.
+    pub fn needs_old(&self) -> bool {
+        self.kl_coef != 0.0 || self.use_opd || self.mismatch().is_some()
+    }
+
+    /// The option that makes the engine's log-probs necessary, if one does.
+    pub fn needs_rollout_log_probs(&self) -> Option<&'static str> {
+        [
+            (self.use_rollout_logprobs, "use_rollout_logprobs"),
+            (self.use_tis, "use_tis"),
+            (self.use_rs, "use_rs"),
+            (self.rs_veto_threshold.is_some(), "rs_veto_threshold"),
+        ]
+        .into_iter()
+        .find_map(|(asks, name)| asks.then_some(name))
+    }
+
+    /// Whether there is a critic.
+    pub fn has_critic(&self) -> bool {
+        self.advantage_estimator == Estimator::Ppo
     }
 
     /// The option that makes a reference model necessary, if one does.

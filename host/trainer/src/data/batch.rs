@@ -4,6 +4,7 @@
 //! Every per-token list is in that numbering, so nothing depends on how sequences are packed.
 
 use super::Rollout;
+use crate::algo::mismatch::Correction;
 use crate::algo::weights::{self, Aggregation, Counted};
 use std::ops::Range;
 
@@ -46,6 +47,14 @@ pub struct Columns {
     pub reference: Vec<f64>,
     /// Log-prob the engine reported.
     pub rollout: Vec<f64>,
+    /// Log-prob of the teacher.
+    pub teacher: Vec<f64>,
+    /// The critic's value of the state the token was chosen in, before this rollout step's updates.
+    pub value: Vec<f64>,
+    /// What the critic should have said.
+    pub returns: Vec<f64>,
+    /// Corrections between trainer and engine; empty where none is computed before the step.
+    pub correction: Vec<Correction>,
 }
 
 /// What one optimizer step trains on.
@@ -95,6 +104,11 @@ impl<'a> Batch<'a> {
                         .columns
                         .rollout
                         .push(logp.map_or(f64::NAN, |&p| f64::from(p)));
+                    let teacher = record.teacher_log_probs.get(offset);
+                    batch
+                        .columns
+                        .teacher
+                        .push(teacher.map_or(f64::NAN, |&p| f64::from(p)));
                 }
                 counted.push(Counted {
                     rollout: index - range.start,
@@ -169,6 +183,9 @@ impl<'a> Batch<'a> {
         self.columns.advantage = vec![0.0; num];
         self.columns.old = vec![f64::NAN; num];
         self.columns.reference = vec![f64::NAN; num];
+        self.columns.teacher.resize(num, f64::NAN);
+        self.columns.value = vec![f64::NAN; num];
+        self.columns.returns = vec![f64::NAN; num];
     }
 
     /// Number of tokens that train.

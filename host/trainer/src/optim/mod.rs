@@ -111,8 +111,23 @@ impl<O: Ops> Optimizer<O> {
         weights: &mut Weights<O>,
         grads: &Gradients<O>,
     ) -> Result<StepReport> {
-        let lr = self.lr();
         let grad_norm = ops.sum_squares_of_all(&grads.0)?.sqrt();
+        self.step_of_norm(ops, params, weights, grads, grad_norm)
+    }
+
+    /// The same, where these parameters are a part of a model whose gradient has this norm as a whole.
+    ///
+    /// # Errors
+    /// The device failed.
+    pub fn step_of_norm(
+        &mut self,
+        ops: &O,
+        params: &[ParamSpec],
+        weights: &mut Weights<O>,
+        grads: &Gradients<O>,
+        grad_norm: f64,
+    ) -> Result<StepReport> {
+        let lr = self.lr();
         if !grad_norm.is_finite() {
             self.skip();
             return Ok(StepReport {

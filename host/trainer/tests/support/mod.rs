@@ -98,6 +98,7 @@ pub(crate) fn run_grpo<O: Ops>(
         }),
         entropy_coef: number("entropy_coef"),
         tis: None,
+        opsm_delta: None,
     };
     let rollouts = grpo["rollouts"].as_array().unwrap();
     let tokens: Vec<Vec<u32>> = rollouts.iter().map(|r| ids(&r["tokens"])).collect();

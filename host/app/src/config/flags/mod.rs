@@ -3,11 +3,13 @@
 //! One table, so that a slime script ports line by line. A flag of slime that this build cannot honour is
 //! refused with a sentence, never ignored.
 
+pub mod slime;
 mod table;
 
 use super::layer::{Origin, Setting, from_text};
 use super::problem::Problem;
 use clap::{Arg, ArgAction, ArgMatches, Command, error::Error};
+use slime::Fate;
 use table::{FLAGS, Flag, Takes};
 
 /// Which verbs take a flag.
@@ -33,48 +35,21 @@ use Group::{Algorithm, Data, Eval, Model, Rollout, Run, Train};
 
 /// Flags of slime, Megatron and SGLang that this build cannot honour, with the sentence that says so.
 pub fn refusal(name: &str) -> Option<String> {
-    if let Some(rest) = name.strip_prefix("sglang-") {
+    if let Some(rest) = name.strip_prefix("sglang-")
+        && slime::fate(name).is_none()
+    {
         return Some(format!(
             "--sglang-{rest} configures a server that this build does not launch: start `python -m sglang.launch_server --{rest} …` \
              yourself and give its address with --rollout-external-engine-addrs"
         ));
     }
-    let reason = match name {
-        "custom-tis-function-path" => "truncated importance sampling is built in: --use-tis",
-        "calculate-per-token-loss" => "use --loss-aggregation token-mean",
-        "disable-rewards-normalization" => {
-            "use --advantage-estimator with --disable-grpo-std-normalization, or reinforce_plus_plus"
-        }
-        "colocate" | "offload" | "offload-train" | "offload-rollout" => {
-            "trainer and embedded engine share the machine already; leave it out"
-        }
-        "actor-num-nodes"
-        | "actor-num-gpus-per-node"
-        | "rollout-num-gpus"
-        | "rollout-num-gpus-per-engine" => "this build trains on one rank; leave it out",
-        "use-dynamic-batch-size" => {
-            "batches are always packed by --max-tokens-per-gpu; leave it out"
-        }
-        "micro-batch-size" => "batches are packed by tokens; use --max-tokens-per-gpu",
-        "rm-type" | "custom-rm-path" | "rm-url" => {
-            "rewards come from a verifier plugin: name it after the verb, like `run plugins/math`"
-        }
-        "custom-generate-function-path" | "rollout-function-path" => {
-            "rollouts are driven by a generator plugin: name it after the verb"
-        }
-        "dynamic-sampling-filter-path" => "use --set rollout.filter=nonzero-std",
-        "partial-rollout" => {
-            "unfinished rollouts are always continued from their tokens; leave it out"
-        }
-        "rollout-max-prompt-len" => {
-            "a prompt that leaves no room in --rollout-max-context-len is an outcome of its own; leave it out"
-        }
-        "load" => "a run is continued with --resume",
-        "use-wandb" | "wandb-project" | "wandb-group" => {
-            "metrics are in metrics.jsonl and tensorboard/, which W&B imports; leave it out"
-        }
-        "use-tensorboard" => "TensorBoard files are always written; leave it out",
-        _ => return None,
+    let reason = match slime::fate(name)? {
+        Fate::Same => return None,
+        Fate::Renamed(other) => format!("use --{other}"),
+        Fate::Sets(key, value) => format!("use --set {key}={value}"),
+        Fate::Always(why) => format!("{why}; leave it out"),
+        Fate::Plugin(what) => format!("{what}: name it after the verb, like `run plugins/math`"),
+        Fate::Refused(why) => why.to_owned(),
     };
     Some(format!("--{name}: {reason}"))
 }
@@ -149,6 +124,16 @@ pub fn settings(matches: &ArgMatches) -> (Vec<Setting>, Vec<Problem>) {
         }
     }
     (settings, problems)
+}
+
+/// What a flag of this program sets, given the words that follow it. `None` where there is no such flag.
+pub fn setting(name: &str, given: &[String]) -> Option<Vec<Result<Setting, Problem>>> {
+    let flag = FLAGS.iter().find(|flag| flag.name == name)?;
+    let said = format!("--{name} {}", given.join(" "));
+    let one = |(key, text): (String, String)| {
+        from_text(&key, &text, Origin::Flag(said.trim_end().to_owned()))
+    };
+    Some(texts(flag, given).into_iter().map(one).collect())
 }
 
 /// The keys a flag sets, each with its value as text.
@@ -289,8 +274,40 @@ mod tests {
         assert_eq!(config.rollout.top_k, Some(-1));
         assert_eq!(config.algorithm.use_kl_loss, Some(true));
         assert_eq!(config.algorithm.disable_grpo_std_normalization, Some(true));
-        assert_eq!(config.eval.prompt_data["aime"], "x.jsonl");
+        assert_eq!(config.eval.prompt_data["aime"].path, "x.jsonl");
         assert_eq!(config.train.lr, Some(1e-6));
         assert_eq!(config.data.shuffle, None);
+    }
+
+    fn parsed(flags: &[&str]) -> crate::config::sections::RunConfig {
+        let command = augment(Command::new("run"), &ALL);
+        let matches = command.get_matches_from([&["run"], flags].concat());
+        let (settings, problems) = settings(&matches);
+        assert!(problems.is_empty(), "{problems:?}");
+        merge(settings).unwrap().config
+    }
+
+    #[test]
+    fn n02_a_flag_that_is_absent_says_nothing() {
+        let config = parsed(&[]);
+        assert_eq!(config, crate::config::sections::RunConfig::default());
+        assert_eq!(parsed(&["--use-tis"]).algorithm.use_tis, Some(true));
+    }
+
+    #[test]
+    fn n05_a_flag_is_never_abbreviated() {
+        for short in [
+            "--rollout-stop-token",
+            "--eps-clip-hi",
+            "--use-t",
+            "--lambda",
+        ] {
+            let command = augment(Command::new("run"), &ALL);
+            assert!(
+                command.try_get_matches_from(["run", short, "1"]).is_err(),
+                "{short}"
+            );
+        }
+        assert_eq!(parsed(&["--eps-clip", "0.1"]).algorithm.eps_clip_high, None);
     }
 }

@@ -89,7 +89,7 @@ fn trained(dir: &Path) -> Vec<Vec<Group>> {
 }
 
 #[test]
-fn a_run_that_is_killed_at_any_instant_trains_what_it_would_have() {
+fn i07_a_run_that_is_killed_at_any_instant_trains_what_it_would_have() {
     let straight = tempfile::tempdir().unwrap();
     run(straight.path());
     let killed = tempfile::tempdir().unwrap();

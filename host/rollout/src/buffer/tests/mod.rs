@@ -107,7 +107,7 @@ fn draws(claims: &[Claim]) -> Vec<u64> {
 }
 
 #[test]
-fn what_a_step_does_not_need_waits_for_the_next() {
+fn f02_what_a_step_does_not_need_waits_for_the_next() {
     let (_dir, buffer) = fresh(5);
     let claims = buffer.claim(Step(0), 6).unwrap();
     // They finish in another order than they were drawn.

@@ -84,6 +84,10 @@ proptest! {
             let balance = buffer.balance().unwrap();
             prop_assert!(balance.holds(), "{:?}", balance);
             prop_assert_eq!(balance.trained as usize, trained.len() * 2);
+            let rollouts = buffer.conservation().unwrap();
+            prop_assert!(rollouts.holds(), "{rollouts}");
+            // Of a group's two rollouts one was scored.
+            prop_assert_eq!((rollouts.trained, rollouts.masked), (balance.trained, balance.trained));
             let mut all: Vec<u64> = trained.values().flatten().chain(taken.iter().flatten()).copied().collect();
             let count = all.len();
             all.sort_unstable();

@@ -11,13 +11,13 @@ use slime_core::{Message, Prompt, PromptBody, PromptId, SamplingParams, Trajecto
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-struct Stage {
-    script: Arc<Script>,
-    tally: Arc<Tally>,
-    live: Arc<dyn LiveTrajectory>,
+pub(super) struct Stage {
+    pub(super) script: Arc<Script>,
+    pub(super) tally: Arc<Tally>,
+    pub(super) live: Arc<dyn LiveTrajectory>,
 }
 
-fn stage_with(
+pub(super) fn stage_with(
     style: Style,
     body: PromptBody,
     limits: Limits,
@@ -61,13 +61,13 @@ fn stage_with(
     }
 }
 
-const WIDE: Limits = Limits {
+pub(super) const WIDE: Limits = Limits {
     context_tokens: 1000,
     response_tokens: None,
     max_turns: 100,
 };
 
-fn stage(style: Style, script: Script) -> Stage {
+pub(super) fn stage(style: Style, script: Script) -> Stage {
     stage_with(
         style,
         PromptBody::Messages(vec![Message::new("user", "q")]),
@@ -77,7 +77,7 @@ fn stage(style: Style, script: Script) -> Stage {
     )
 }
 
-fn trained(t: &Trajectory) -> Vec<u32> {
+pub(super) fn trained(t: &Trajectory) -> Vec<u32> {
     t.response_tokens()
         .into_iter()
         .zip(t.loss_mask())
@@ -86,15 +86,15 @@ fn trained(t: &Trajectory) -> Vec<u32> {
         .collect()
 }
 
-fn text(style: Style, tokens: &[u32]) -> String {
+pub(super) fn text(style: Style, tokens: &[u32]) -> String {
     Bytes(style).decode(tokens, false)
 }
 
 #[test]
-fn every_turn_of_the_policy_is_trained_and_nothing_else_is() {
+fn a01_every_turn_of_the_policy_is_trained_and_nothing_else_is() {
     let s = stage(
         Style::Chat,
-        Script::new([turn("one<|end|>", Stop, 1), turn("two<|end|>", Stop, 2)]),
+        Script::new([turn("one<|end|>", Stop, 1), turn("tw<|end|>", Stop, 2)]),
     );
     let first = block_on(s.live.sample(0, vec![])).unwrap();
     assert_eq!(
@@ -111,15 +111,15 @@ fn every_turn_of_the_policy_is_trained_and_nothing_else_is() {
     };
     assert_eq!(
         text(Style::Chat, &t.tokens()),
-        "<|user|>q<|end|>\n<|assistant|>one<|end|>\n<|tool|>t<|end|>\n<|user|>more<|end|>\n<|assistant|>two<|end|>"
+        "<|user|>q<|end|>\n<|assistant|>one<|end|>\n<|tool|>t<|end|>\n<|user|>more<|end|>\n<|assistant|>tw<|end|>"
     );
-    assert_eq!(text(Style::Chat, &trained(t)), "one<|end|>two<|end|>");
+    assert_eq!(text(Style::Chat, &trained(t)), "one<|end|>tw<|end|>");
     let runs =
         t.loss_mask().windows(2).filter(|w| w == &[0, 1]).count() + usize::from(t.loss_mask()[0]);
     assert_eq!(runs, 2);
     assert_eq!(t.response_tokens().len(), t.loss_mask().len());
     assert_eq!(t.logprobs().len(), t.loss_mask().len());
-    assert_eq!(s.live.response(), "one\nt\nmore\ntwo");
+    assert_eq!(s.live.response(), "one\nt\nmore\ntw");
     // The second request began with exactly the tokens held after the first.
     let asked = lock(&s.script.asked);
     let first_held = [asked[0].tokens.clone(), turn("one<|end|>", Stop, 1).tokens].concat();
@@ -145,7 +145,7 @@ fn sampled_tokens_stay_as_they_were_sampled_though_the_tokenizer_spells_otherwis
 }
 
 #[test]
-fn a_template_that_rewrites_history_starts_a_new_trajectory() {
+fn a18_a_template_that_rewrites_history_starts_a_new_trajectory() {
     let script = Script::new([
         turn("hm</think>one<|end|>", Stop, 1),
         turn("so</think>two<|end|>", Stop, 1),
@@ -174,7 +174,7 @@ fn a_template_that_rewrites_history_starts_a_new_trajectory() {
 }
 
 #[test]
-fn the_role_tag_that_ends_a_turn_belongs_to_the_policy() {
+fn a08_the_role_tag_that_ends_a_turn_belongs_to_the_policy() {
     let s = stage(
         Style::Glm,
         Script::new([turn("a<|user|>", Stop, 1), turn("b<|tool|>", Stop, 1)]),
@@ -203,7 +203,7 @@ fn the_role_tag_that_ends_a_turn_belongs_to_the_policy() {
 }
 
 #[test]
-fn a_turn_gets_what_is_left_of_the_context() {
+fn a12_a_turn_gets_what_is_left_of_the_context() {
     let limits = Limits {
         context_tokens: 100,
         ..WIDE
@@ -271,7 +271,7 @@ fn a_response_budget_counts_what_tools_wrote() {
 }
 
 #[test]
-fn forks_share_a_past_that_is_trained_once() {
+fn c18_forks_share_a_past_that_is_trained_once() {
     let script = Script::new([
         turn("one<|end|>", Stop, 1),
         turn("L<|end|>", Stop, 1),
@@ -426,7 +426,7 @@ fn op() -> impl Strategy<Value = Op> {
 proptest! {
     /// Whatever a generator does, every sampled token trains exactly once, and lengths agree.
     #[test]
-    fn every_sampled_token_trains_exactly_once(ops in prop::collection::vec(op(), 0..16), style in 0usize..3) {
+    fn a05_every_sampled_token_trains_exactly_once(ops in prop::collection::vec(op(), 0..16), style in 0usize..3) {
         let style = [Style::Chat, Style::Forgetful, Style::Glm][style];
         let s = stage(style, Script::default());
         let mut lives = vec![s.live.clone()];

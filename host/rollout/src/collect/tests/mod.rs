@@ -1,6 +1,7 @@
 //! A byte codec with a few templates, and a policy that follows a script. The real engine and the real
 //! tokenizer meet this crate in the end-to-end tests.
 
+mod cases;
 mod live;
 mod sampling;
 

@@ -12,11 +12,12 @@ use slime_core::ports::{
 use slime_core::{
     Message, Outcome, Prompt, PromptBody, PromptId, SamplingParams, Step, WeightVersion,
 };
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// Rows `0..len`, over and over; row `r` asks for "r".
-struct Rows(u64);
+pub(super) struct Rows(pub(super) u64);
 
 impl Source for Rows {
     fn name(&self) -> &str {
@@ -43,9 +44,9 @@ impl Source for Rows {
 }
 
 /// Answers by a function of the request, later requests sooner.
-struct Echo<F> {
+pub(super) struct Echo<F> {
     answer: F,
-    asked: Mutex<Vec<SampleRequest>>,
+    pub(super) asked: Mutex<Vec<SampleRequest>>,
 }
 
 impl<F: Fn(&SampleRequest) -> Result<Sampled, PolicyError> + Send + Sync> Policy for Echo<F> {
@@ -61,7 +62,26 @@ impl<F: Fn(&SampleRequest) -> Result<Sampled, PolicyError> + Send + Sync> Policy
     }
 }
 
-fn echo<F: Fn(&SampleRequest) -> Result<Sampled, PolicyError> + Send + Sync>(
+/// Answers after a while; counts answers being written, the most at once, and those begun.
+pub(super) struct Slow {
+    pub(super) wait: Duration,
+    pub(super) counts: Arc<[AtomicUsize; 3]>,
+}
+
+impl Policy for Slow {
+    fn sample(&self, _request: SampleRequest) -> BoxFuture<'_, Result<Sampled, PolicyError>> {
+        Box::pin(async move {
+            let now = self.counts[0].fetch_add(1, Ordering::SeqCst) + 1;
+            self.counts[1].fetch_max(now, Ordering::SeqCst);
+            self.counts[2].fetch_add(1, Ordering::SeqCst);
+            tokio::time::sleep(self.wait).await;
+            self.counts[0].fetch_sub(1, Ordering::SeqCst);
+            Ok(turn("x<|end|>", Stop, 1))
+        })
+    }
+}
+
+pub(super) fn echo<F: Fn(&SampleRequest) -> Result<Sampled, PolicyError> + Send + Sync>(
     answer: F,
 ) -> Arc<Echo<F>> {
     Arc::new(Echo {
@@ -70,7 +90,7 @@ fn echo<F: Fn(&SampleRequest) -> Result<Sampled, PolicyError> + Send + Sync>(
     })
 }
 
-fn driver(
+pub(super) fn driver(
     policy: Arc<dyn Policy>,
     n: u32,
     judge: impl Fn(&ScoreRequest) -> Outcome + Send + Sync + 'static,
@@ -104,7 +124,7 @@ fn row(request: &SampleRequest) -> u32 {
 }
 
 #[tokio::test]
-async fn a_step_is_n_rollouts_of_each_prompt_with_seeds_of_their_own() {
+async fn f12_f13_a_step_is_n_rollouts_of_each_prompt_with_seeds_of_their_own() {
     let seeds_of = || async {
         let policy = echo(|r| {
             Ok(turn(
@@ -224,7 +244,7 @@ async fn a_step_that_scored_nothing_says_so() {
 }
 
 #[tokio::test]
-async fn an_infrastructure_failure_starts_the_rollout_again_with_nothing_kept() {
+async fn a17_an_infrastructure_failure_starts_the_rollout_again_with_nothing_kept() {
     let policy = Arc::new(Script::default());
     lock(&policy.answers).extend([
         Err(PolicyError::Unavailable("gone".into())),
@@ -271,7 +291,7 @@ async fn without_any_engine_the_step_ends_and_its_draws_come_again() {
 }
 
 #[tokio::test]
-async fn one_failing_rollout_leaves_its_siblings_alone() {
+async fn f11_one_failing_rollout_leaves_its_siblings_alone() {
     let policy = echo(|r| {
         if r.rid.contains("run-1-") {
             Err(PolicyError::Unavailable("gone".into()))
@@ -325,7 +345,7 @@ async fn giving_up_gives_the_draws_back() {
 }
 
 #[tokio::test]
-async fn dropped_groups_are_counted_by_reason_and_replaced() {
+async fn f05_dropped_groups_are_counted_by_reason_and_replaced() {
     // Rows 0 and 3 always fail, row 1 always succeeds, the others are mixed.
     let policy = echo(|r| {
         Ok(turn(
@@ -376,7 +396,7 @@ async fn dropped_groups_are_counted_by_reason_and_replaced() {
 }
 
 #[tokio::test]
-async fn a_verifier_that_always_says_zero_ends_the_run_with_the_reason() {
+async fn f01_a_verifier_that_always_says_zero_ends_the_run_with_the_reason() {
     let policy = echo(|_| Ok(turn("x<|end|>", Stop, 1)));
     let filters: Vec<Arc<dyn GroupFilter>> = vec![Arc::new(ZeroStd)];
     let sampler = sampler(driver(policy, 4, |_| reward(0.0)), 10).with_filters(filters);
@@ -451,7 +471,7 @@ async fn a_steps_numbers_are_those_of_its_rollouts() {
 }
 
 #[test]
-fn pass_at_k_is_the_unbiased_estimate() {
+fn m06_pass_at_k_is_the_unbiased_estimate() {
     assert_eq!(pass_at_k(8, 2, 1), 0.25);
     assert!((pass_at_k(8, 2, 4) - 0.785_714).abs() < 1e-6);
     assert_eq!((pass_at_k(8, 2, 8), pass_at_k(4, 0, 2)), (1.0, 0.0));
@@ -505,7 +525,7 @@ async fn a_verifier_reads_what_the_policy_wrote_and_not_what_tools_said() {
 }
 
 #[tokio::test]
-async fn an_evaluation_scores_every_row_and_tells_unscored_from_zero() {
+async fn f14_m04_an_evaluation_scores_every_row_and_tells_unscored_from_zero() {
     let policy = echo(|_| Ok(turn("x<|end|>", Stop, 1)));
     let judge = |item: &ScoreRequest| match item.label.as_deref() {
         Some("1") => Outcome::Timeout("slow".into()),

@@ -8,6 +8,7 @@ pub mod flush_cache;
 pub mod generate;
 pub mod get_weight_version;
 pub mod health;
+pub mod input_logprobs;
 pub mod model_info;
 pub mod pause_generation;
 pub mod server_info;
