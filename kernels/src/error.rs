@@ -29,6 +29,9 @@ pub enum Error {
         /// Its words and the cure.
         detail: String,
     },
+    /// Ranks disagree, one does not answer, or one has failed.
+    #[error("{0}")]
+    Comm(String),
 }
 
 /// A kernel's result.

@@ -4,12 +4,15 @@
 //! It knows no layer, no model and no file; those are slime-model's. Read [`ops`] first, then any folder:
 //! its `mod.rs` gives formula, shapes and cost, its `cpu.rs` is the definition of correct.
 
+pub mod comm;
 pub mod cpu;
 pub mod cuda;
 pub mod error;
 pub mod ops;
+pub mod shapes;
 
 mod adamw;
+mod attend_keys;
 mod attention;
 mod check;
 mod draw;
@@ -17,15 +20,17 @@ mod embedding;
 mod head;
 mod matmul;
 mod paged_attention;
+mod pieces;
 mod qk_norm_rope;
 mod rmsnorm;
 mod rows;
 mod swiglu;
 
+pub use comm::{Comm, Reduce};
 pub use cpu::{Cpu, CpuFloat, CpuIds, CpuTensor};
 pub use error::{Error, Result};
 pub use ops::{
-    AdamW, Draw, Drawn, Heads, Norms, Ops, PagedSequence, RopeStyle, RopeTable, Sequences,
-    TokenStats,
+    AdamW, Draw, Drawn, Heads, KeySpan, NO_TARGET, Norms, Ops, PagedSequence, RopeStyle, RopeTable,
+    Sequences, TokenStats,
 };
 pub use paged_attention::cpu::CpuKvCache;

@@ -9,7 +9,8 @@
 //!   change nothing, and a resumed run repeats an uninterrupted one;
 //! - results that a gradient is accumulated into are added to (`+=`), every other result is returned new.
 
-use crate::Result;
+use crate::{Result, attend_keys, pieces};
+use std::ops::Range;
 
 /// How attention heads are laid out in a packed row: `[query heads | key heads | value heads] × dim`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -111,6 +112,19 @@ pub struct PagedSequence<'a> {
     /// Cache blocks that hold them, in order; the last may be partly filled.
     pub blocks: &'a [u32],
 }
+
+/// Rows whose queries see all of some other rows' keys, with no causal mask: a step of attention over keys that lie on
+/// several ranks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KeySpan {
+    /// Rows that look.
+    pub queries: Range<usize>,
+    /// Rows that are looked at.
+    pub keys: Range<usize>,
+}
+
+/// In [`Ops::logits_backward`]: the row's target is none of these columns (it lies on another rank's).
+pub const NO_TARGET: u32 = u32::MAX;
 
 /// What the head knows of each target token; each `[rows]`.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -334,6 +348,43 @@ pub trait Ops: Send + Sync + 'static {
         scale: f64,
     ) -> Result<Self::Tensor>;
 
+    /// Attention of rows over the keys and values of others, merged into what was found before:
+    /// `kv: [other rows, 2 kv dim]` are keys, then values; `out: [rows, out_cols]` and `lse: [query heads, rows]` are what
+    /// [`Self::attention`] or an earlier call gave. Only rows named in `spans` change. A backend without a kernel of its
+    /// own computes it on the host in f64.
+    #[allow(clippy::too_many_arguments, reason = "the operands of one merge")]
+    fn attend_keys(
+        &self,
+        qkv: &Self::Tensor,
+        kv: &Self::Tensor,
+        heads: Heads,
+        spans: &[KeySpan],
+        scale: f64,
+        out: &Self::Tensor,
+        lse: &Self::Float,
+    ) -> Result<(Self::Tensor, Self::Float)> {
+        attend_keys::forward(self, qkv, kv, heads, spans, scale, out, lse)
+    }
+    /// Gradients of [`Self::attend_keys`], given the output and lse after the last merge: of the packed rows
+    /// (`[rows, qkv_cols]`, 0 in their keys and values) and of `kv`.
+    #[allow(
+        clippy::too_many_arguments,
+        reason = "the operands of one fused backward"
+    )]
+    fn attend_keys_backward(
+        &self,
+        dout: &Self::Tensor,
+        qkv: &Self::Tensor,
+        kv: &Self::Tensor,
+        heads: Heads,
+        spans: &[KeySpan],
+        scale: f64,
+        out: &Self::Tensor,
+        lse: &Self::Float,
+    ) -> Result<(Self::Tensor, Self::Tensor)> {
+        attend_keys::backward(self, dout, qkv, kv, heads, spans, scale, out, lse)
+    }
+
     // ---- attention through a cache (serving) ----
 
     /// Tokens a cache block holds.
@@ -387,6 +438,7 @@ pub trait Ops: Send + Sync + 'static {
     ) -> Result<TokenStats>;
     /// `dz` for `dL/dlogprob = a` and `dL/dentropy = b` per row, consuming the logits:
     /// `dz_v = (a (1[v=y] - p_v) + b p_v (E₁ - u_v)) / temperature`, `E₁ = lse - entropy`. 0 from `vocab` on.
+    /// A target of [`NO_TARGET`] is none of the columns.
     #[allow(
         clippy::too_many_arguments,
         reason = "the operands of one fused backward"
@@ -411,6 +463,49 @@ pub trait Ops: Send + Sync + 'static {
         _vocab: usize,
     ) -> Result<Option<Vec<Drawn>>> {
         Ok(None)
+    }
+
+    // ---- pieces of parameters (several ranks) ----
+
+    /// Elements `range`, row-major, of each part, end to end, then zeros up to `len`: `[1, len]`.
+    fn join(&self, parts: &[(&Self::Tensor, Range<usize>)], len: usize) -> Result<Self::Tensor> {
+        pieces::join(self, parts, len)
+    }
+    /// Elements `range` of `x`, row-major, as `[rows, cols]`.
+    fn cut(
+        &self,
+        x: &Self::Tensor,
+        range: Range<usize>,
+        rows: usize,
+        cols: usize,
+    ) -> Result<Self::Tensor> {
+        pieces::cut(self, x, range, rows, cols)
+    }
+    /// [`Self::join`] of accumulators.
+    fn join_float(
+        &self,
+        parts: &[(&Self::Float, Range<usize>)],
+        len: usize,
+    ) -> Result<Self::Float> {
+        pieces::join_float(self, parts, len)
+    }
+    /// [`Self::cut`] of an accumulator.
+    fn cut_float(
+        &self,
+        x: &Self::Float,
+        range: Range<usize>,
+        rows: usize,
+        cols: usize,
+    ) -> Result<Self::Float> {
+        pieces::cut_float(self, x, range, rows, cols)
+    }
+    /// Columns `cols` of `x`: `[rows, cols.len()]`.
+    fn columns(&self, x: &Self::Tensor, cols: Range<usize>) -> Result<Self::Tensor> {
+        pieces::columns(self, x, cols)
+    }
+    /// `x` with `y` added to the columns from `at` on.
+    fn add_columns(&self, x: &Self::Tensor, y: &Self::Tensor, at: usize) -> Result<Self::Tensor> {
+        pieces::add_columns(self, x, y, at)
     }
 
     // ---- optimizer ----

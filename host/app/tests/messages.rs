@@ -79,7 +79,7 @@ fn options_without_effect_and_contradictions_at_once() {
         dir.path(),
         "run.toml",
         "[model]\nbuiltin = \"tiny\"\n[algorithm]\nkl_loss_coef = 0.1\neps_clip_c = 0.5\n[rollout]\nbatch_size = 4\nn_samples_per_prompt = 3\n\
-         max_refills = 2\n[train]\nglobal_batch_size = 5\ntensor_model_parallel_size = 2\n",
+         max_refills = 2\n[train]\nglobal_batch_size = 5\nsequence_parallel = true\n",
     );
     insta::assert_snapshot!(says(
         dir.path(),

@@ -6,7 +6,8 @@
 //! It knows no loss, no sampler and no file. Read [`crate::layers::block`] next.
 
 use crate::layers::{
-    Gradients, Paged, ParamId, Pass, Recompute, Rows, SavedBlock, Stream, Weights, Wiring, rope,
+    Gradients, Paged, ParamId, Pass, Peers, Recompute, Rows, SavedBlock, Stream, Weights, Wiring,
+    rope,
 };
 use crate::params::{ParamSpec, params};
 use crate::spec::ModelSpec;
@@ -56,6 +57,7 @@ pub struct Network<O: Ops> {
     wiring: Wiring,
     weights: Weights<O>,
     rope: RopeTable<O>,
+    peers: Peers<O>,
 }
 
 impl<O: Ops> Network<O> {
@@ -93,6 +95,7 @@ impl<O: Ops> Network<O> {
             wiring,
             weights: Weights(weights),
             rope,
+            peers: Peers::alone(),
         })
     }
 
@@ -132,6 +135,7 @@ impl<O: Ops> Network<O> {
             weights: &self.weights,
             rope: &self.rope,
             positions,
+            peers: &self.peers,
         }
     }
 

@@ -68,6 +68,9 @@ pub enum Error {
         /// What the run trains.
         wanted: String,
     },
+    /// A rank failed, panicked or stayed away, and with it the work of all.
+    #[error("{0}")]
+    Ranks(String),
     /// The model refused.
     #[error(transparent)]
     Model(#[from] slime_model::Error),

@@ -14,7 +14,9 @@ pub mod error;
 pub mod head;
 pub mod metrics;
 pub mod optim;
+pub mod parallel;
 pub mod passes;
+pub mod plan;
 pub mod step;
 pub mod trainer;
 

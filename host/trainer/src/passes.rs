@@ -128,23 +128,27 @@ impl<O: Ops> Trainer<O> {
         }
         Ok(())
     }
+}
 
-    pub(crate) fn check_rollout_logprobs(&self, records: &[RolloutRecord]) -> Result<()> {
-        let Some(option) = self.config.needs_rollout_log_probs() else {
-            return Ok(());
-        };
-        let missing = |r: &RolloutRecord| {
-            r.is_scored() && r.loss_mask.contains(&1) && r.rollout_log_probs.is_empty()
-        };
-        match records.iter().position(missing) {
-            Some(index) => Err(Error::Record {
-                index,
-                group: records[index].group_id.0,
-                rollout: records[index].rollout_id.0,
-                detail: format!("{option} needs rollout_log_probs, and it has none"),
-            }),
-            None => Ok(()),
-        }
+/// Refuse records without the engine's log-probs where the configuration needs them.
+pub(crate) fn check_rollout_logprobs(
+    config: &TrainConfig,
+    records: &[RolloutRecord],
+) -> Result<()> {
+    let Some(option) = config.needs_rollout_log_probs() else {
+        return Ok(());
+    };
+    let missing = |r: &RolloutRecord| {
+        r.is_scored() && r.loss_mask.contains(&1) && r.rollout_log_probs.is_empty()
+    };
+    match records.iter().position(missing) {
+        Some(index) => Err(Error::Record {
+            index,
+            group: records[index].group_id.0,
+            rollout: records[index].rollout_id.0,
+            detail: format!("{option} needs rollout_log_probs, and it has none"),
+        }),
+        None => Ok(()),
     }
 }
 

@@ -46,7 +46,7 @@ pub struct Evaluation<'a> {
 
 impl Evaluation<'_> {
     /// One token, given its scores. Without an old log-prob the policy is its own old policy and the ratio is 1.
-    fn token(&self, number: usize, logp: f64, entropy: f64) -> Token {
+    pub(crate) fn token(&self, number: usize, logp: f64, entropy: f64) -> Token {
         let columns = &self.batch.columns;
         let old = if columns.old[number].is_nan() {
             logp
@@ -69,7 +69,7 @@ impl Evaluation<'_> {
 
     /// Give every token its trajectory's drift and, where the ratio is the trajectory's, the mean of its log-ratios. A NaN
     /// stays with its token.
-    fn spread_ratio(&self, tokens: &mut [Token], lengths: impl Iterator<Item = usize>) {
+    pub(crate) fn spread_ratio(&self, tokens: &mut [Token], lengths: impl Iterator<Item = usize>) {
         let mut start = 0;
         for len in lengths {
             let own = &mut tokens[start..start + len];

@@ -14,7 +14,7 @@ use crate::data::rollouts::{Limits, check_tokens, rollouts};
 use crate::data::{Batch, MicroBatch, split_steps};
 use crate::metrics::TrainMetrics;
 use crate::optim::Optimizer;
-use crate::passes::head;
+use crate::passes::{check_rollout_logprobs, head};
 use crate::step::{Evaluation, Scores, metrics, micro_step};
 use crate::{Error, Result, advantages};
 use slime_core::RolloutRecord;
@@ -104,16 +104,7 @@ impl<O: Ops> Trainer<O> {
         let optimizer = Optimizer::new(&*ops, network.weights(), &config)?;
         let grads = Gradients::zeros(&*ops, network.weights())?;
         let spec = network.spec();
-        let deep = config.recompute_num_layers.unwrap_or(spec.layers.len());
-        let recompute = (0..spec.layers.len())
-            .map(|layer| {
-                if layer < deep {
-                    config.recompute_granularity
-                } else {
-                    Recompute::None
-                }
-            })
-            .collect();
+        let recompute = recompute_of(&config, spec.layers.len());
         let vocab = spec.vocab;
         let critic = match config.has_critic() {
             true => Some(Critic::new(&network, &config)?),
@@ -246,7 +237,7 @@ impl<O: Ops> Trainer<O> {
             .iter()
             .map(|batch| MicroBatch::pack(batch, self.config.max_tokens_per_gpu))
             .collect();
-        self.check_rollout_logprobs(records)?;
+        check_rollout_logprobs(&self.config, records)?;
         self.fill_reference(&mut batches, &packed)?;
         self.fill_teacher(&mut batches, &packed)?;
         self.fill_old(&mut batches, &packed)?;
@@ -472,8 +463,19 @@ impl<O: Ops> Trainer<O> {
     }
 }
 
+/// What each layer computes again.
+pub(crate) fn recompute_of(config: &TrainConfig, layers: usize) -> Vec<Recompute> {
+    let deep = config.recompute_num_layers.unwrap_or(layers);
+    (0..layers)
+        .map(|layer| match layer < deep {
+            true => config.recompute_granularity,
+            false => Recompute::None,
+        })
+        .collect()
+}
+
 /// Rewards that do not differ within any group are the usual reason why a run does not learn.
-fn warn_if_nothing_to_learn(batches: &[Batch<'_>]) {
+pub(crate) fn warn_if_nothing_to_learn(batches: &[Batch<'_>]) {
     let mut advantages = batches
         .iter()
         .flat_map(|batch| &batch.columns.advantage)

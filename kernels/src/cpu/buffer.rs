@@ -111,6 +111,12 @@ impl Pool {
         drop(evicted); // unmapping is slow; not under the lock
     }
 
+    /// Bytes handed out at the worst moment so far.
+    pub(crate) fn peak_bytes(&self) -> u64 {
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        (state.peak_lines * LINE_BYTES) as u64
+    }
+
     /// Bytes handed out and not returned, and bytes kept for reuse.
     pub(crate) fn bytes(&self) -> (u64, u64) {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);

@@ -48,6 +48,11 @@ impl<T: Element> Cpu<T> {
         self.pool.bytes()
     }
 
+    /// Bytes in tensors at the worst moment so far.
+    pub fn peak_bytes(&self) -> u64 {
+        self.pool.peak_bytes()
+    }
+
     pub(crate) fn pool(&self) -> &Arc<Pool> {
         &self.pool
     }

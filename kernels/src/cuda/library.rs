@@ -77,7 +77,8 @@ fn load(path: &Path) -> bool {
     }
 }
 
-fn folders() -> Vec<PathBuf> {
+/// Where libraries may be, besides the loader's own search path.
+pub(super) fn folders() -> Vec<PathBuf> {
     let mut folders = Vec::new();
     for name in ["CUDA_HOME", "CUDA_PATH"] {
         if let Some(home) = std::env::var_os(name) {

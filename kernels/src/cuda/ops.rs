@@ -9,6 +9,7 @@ use crate::{
     Sequences, TokenStats,
 };
 use half::bf16;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Vectors of 8 bf16 are the unit of memory traffic, so every row must be whole vectors.
@@ -967,6 +968,26 @@ impl Ops for Cuda {
             &args,
         )?;
         Ok(dz)
+    }
+
+    fn join(&self, parts: &[(&Tensor, Range<usize>)], len: usize) -> Result<Tensor> {
+        self.join_tensors(parts, len)
+    }
+
+    fn cut(&self, x: &Tensor, range: Range<usize>, rows: usize, cols: usize) -> Result<Tensor> {
+        self.cut_tensor(x, range, rows, cols)
+    }
+
+    fn join_float(&self, parts: &[(&Float, Range<usize>)], len: usize) -> Result<Float> {
+        self.join_floats(parts, len)
+    }
+
+    fn cut_float(&self, x: &Float, range: Range<usize>, rows: usize, cols: usize) -> Result<Float> {
+        self.cut_of_float(x, range, rows, cols)
+    }
+
+    fn columns(&self, x: &Tensor, cols: Range<usize>) -> Result<Tensor> {
+        self.columns_of(x, cols)
     }
 
     fn sum_squares(&self, x: &Float) -> Result<f64> {

@@ -3,7 +3,7 @@
 use crate::cpu::parallel::{self, Disjoint};
 use crate::cpu::simd::simd;
 use crate::cpu::{CpuFloat, CpuIds, CpuTensor, Element};
-use crate::{Result, TokenStats, check};
+use crate::{NO_TARGET, Result, TokenStats, check};
 
 /// Where `p` is 0, `p × (E₁ - u)` shall be 0 also for `u = -inf`; no `u` with `p > 0` is this far from the others.
 const FAR: f64 = 1e4;
@@ -24,7 +24,9 @@ fn check_rows<T: Element>(
     check::that(vocab <= logits.cols, op, || {
         format!("a vocabulary of {vocab} in {logits:?}")
     })?;
-    match targets.0.iter().find(|y| **y as usize >= vocab) {
+    let elsewhere = |y: u32| op == "logits_backward" && y == NO_TARGET;
+    let mut targets = targets.0.iter();
+    match targets.find(|y| **y as usize >= vocab && !elsewhere(**y)) {
         Some(bad) => check::that(false, op, || {
             format!("target {bad} in a vocabulary of {vocab}")
         }),
@@ -125,8 +127,10 @@ pub(crate) fn logits_backward<T: Element>(
                 a[i],
                 b[i],
             );
-            let target = &mut z[targets.0[i] as usize];
-            *target = *target + T::from_f64(a[i] * inv_temperature);
+            if targets.0[i] != NO_TARGET {
+                let target = &mut z[targets.0[i] as usize];
+                *target = *target + T::from_f64(a[i] * inv_temperature);
+            }
             pad.fill(T::ZERO);
         }
     });

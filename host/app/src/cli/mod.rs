@@ -11,6 +11,7 @@ mod import;
 mod inspect;
 mod logprobs;
 mod mask;
+mod plan;
 mod plugin;
 mod recipe;
 mod rollout;
@@ -67,6 +68,8 @@ enum Verb {
     /// Build, check and look at plugins
     #[command(subcommand)]
     Plugin(plugin::Args),
+    /// Layouts of a model over GPUs: memory, waiting, traffic, time of a step
+    Plan(plan::Args),
     /// A GGUF file as an HF directory
     Convert(convert::Args),
     /// A slime launch script as a recipe, and what could not be carried over
@@ -151,6 +154,7 @@ fn dispatch(verb: Verb, context: &Context) -> Result<Outcome> {
         Verb::Logprobs(args) => logprobs::run(args, context),
         Verb::Score(args) => score::run(args, context),
         Verb::Plugin(args) => plugin::run(args, context),
+        Verb::Plan(args) => plan::run(args, context),
         Verb::Convert(args) => convert::run(args, context),
         Verb::Import(args) => import::run(args, context),
         Verb::Inspect(args) => inspect::run(args, context),

@@ -106,7 +106,9 @@ async fn fine_tune<O: Ops>(
         })
     })?;
     drop(bar);
-    export(&trainer, &model, &dir.join(run_dir::MODEL))?;
+    export(&model, &dir.join(run_dir::MODEL), |param| {
+        trainer.read_param(param)
+    })?;
     context.trace.close();
     let sentence = format!("{done} of {total} steps, loss {last:.4}.");
     console.line(&console::summary(

@@ -6,6 +6,7 @@ use crate::config::flags::{Group, bits};
 use crate::config::{Plan, Problem, Resolved, Verb};
 use crate::error::{Result, at_path};
 use crate::job::learner::{export, train_failed};
+use crate::job::ranks::{Ranks, Trained};
 use crate::job::stop::{ENDING, Stop};
 use crate::job::{row, run_dir, watch};
 use crate::telemetry::{Telemetry, console};
@@ -16,7 +17,6 @@ use slime_core::RolloutRecord;
 use slime_core::ports::TextCodec;
 use slime_kernels::Ops;
 use slime_rollout::buffer::read_records;
-use slime_trainer::Trainer;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
@@ -70,11 +70,15 @@ async fn train<O: Ops>(
     let weights = model.load(&*ops).map_err(|e| Problem::new(e.to_string()))?;
     let steps = by_step(&records);
     let bar = console.progress("rollout steps", steps.len() as u64);
-    let trainer = Trainer::new(ops.clone(), model.spec.clone(), weights, plan.train.clone())
-        .map_err(train_failed)?;
-    let mut trainer = trainer
-        .with_vocab(model.text.vocab_size())
-        .with_progress(watch::on_train(bar.clone()));
+    let trained = Trained {
+        spec: &model.spec,
+        config: &plan.train,
+        ranks: &plan.ranks,
+        vocab: model.text.vocab_size(),
+    };
+    let progress = watch::on_train(bar.clone());
+    let trainer = Ranks::new(ops.clone(), &trained, weights, progress);
+    let mut trainer = trainer.map_err(train_failed)?;
     if plan.train.needs_reference().is_some() {
         let reference = args
             .reference
@@ -83,7 +87,9 @@ async fn train<O: Ops>(
             .unwrap_or(&args.model);
         let weights = load_other(&model, reference, &*ops)
             .map_err(|e| refused(&said, &["model.ref_load"], e))?;
-        trainer = trainer.with_reference(weights).map_err(train_failed)?;
+        trainer = trainer
+            .with_reference(&ops, &model.spec, weights)
+            .map_err(train_failed)?;
     } else if args.reference.is_some() {
         let problem = Problem::new("--ref-load has no effect: no KL to a reference is computed");
         return Err(problem
@@ -130,7 +136,9 @@ async fn train<O: Ops>(
         }
     }
     drop(bar);
-    export(&trainer, &model, &dir.join(run_dir::MODEL))?;
+    export(&model, &dir.join(run_dir::MODEL), |param| {
+        trainer.read_param(param)
+    })?;
     context.trace.close();
     let files = ["model", "metrics.jsonl", "tensorboard", "trace.json"];
     console.line(&console::summary(

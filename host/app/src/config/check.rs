@@ -418,31 +418,70 @@ impl<'a> Check<'a> {
         }
     }
 
+    /// What needs no model to be seen; whether a layout fits the model is checked when both are known.
     fn parallel(&mut self) {
         let t = &self.said.config.train;
-        let sizes = [
-            (
-                "train.tensor_model_parallel_size",
-                t.tensor_model_parallel_size,
-            ),
-            (
-                "train.pipeline_model_parallel_size",
-                t.pipeline_model_parallel_size,
-            ),
-            ("train.context_parallel_size", t.context_parallel_size),
-            (
+        if t.expert_model_parallel_size.is_some_and(|n| n != 1) {
+            self.refuse(
                 "train.expert_model_parallel_size",
-                t.expert_model_parallel_size,
-            ),
-            ("train.data_parallel_size", t.data_parallel_size),
+                "this build has no layout that splits experts over ranks",
+                "leave it out; the other parallel sizes work",
+            );
+        }
+        let several = [
+            t.tensor_model_parallel_size,
+            t.pipeline_model_parallel_size,
+            t.context_parallel_size,
+            t.data_parallel_size,
         ];
-        for (key, size) in sizes {
-            if let Some(size) = size.filter(|n| *n != 1) {
+        let world: usize = several.iter().map(|n| n.unwrap_or(1)).product();
+        let trained_beside = [
+            (
+                self.said.config.algorithm.advantage_estimator == Some(Estimator::Ppo),
+                "algorithm.advantage_estimator",
+                "a critic",
+            ),
+            (
+                self.said.config.algorithm.use_opd.unwrap_or(false),
+                "algorithm.use_opd",
+                "a teacher",
+            ),
+        ];
+        for (asked, key, what) in trained_beside {
+            if world != 1 && asked {
                 self.refuse(
                     key,
-                    format!("`{key}` is {size}, but this build trains on one rank"),
-                    "set it to 1 or leave it out",
+                    format!("{what} runs on one rank, and the layout has {world}"),
+                    "leave the parallel sizes out",
                 );
+            }
+        }
+        if self.verb == Verb::Sft && world != 1 {
+            self.refuse(
+                "train.data_parallel_size",
+                format!("fine-tuning runs on one rank, and the layout has {world}"),
+                "leave the parallel sizes out",
+            );
+        }
+        if world != 1 && self.said.config.model.device == Some(Device::Cuda) {
+            self.refuse(
+                "model.device",
+                format!("a layout of {world} ranks computes on the CPU, not with `cuda`"),
+                "leave the parallel sizes out, or the device",
+            );
+        }
+        if world == 1 {
+            let why = "the trainer runs on one rank";
+            let cure = "set a parallel size above 1, or leave it out";
+            for key in [
+                "train.sequence_parallel",
+                "train.virtual_pipeline_model_parallel_size",
+                "train.decoder_first_pipeline_num_layers",
+                "train.decoder_last_pipeline_num_layers",
+                "train.ddp_bucket_size",
+                "train.distributed_timeout",
+            ] {
+                self.useless(key, why, cure);
             }
         }
     }

@@ -13,6 +13,7 @@ use crate::wire::sources::Chat;
 use serde_json::{Map, Value};
 use slime_trainer::TrainConfig;
 use slime_trainer::optim::schedule::DecayStyle;
+use slime_trainer::parallel::ParallelConfig;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -160,6 +161,8 @@ pub struct Plan {
     pub rollout: RolloutPlan,
     /// Advantages, loss, optimizer and batches.
     pub train: TrainConfig,
+    /// The ranks it trains on.
+    pub ranks: RanksPlan,
     /// Supervised fine-tuning.
     pub sft: Option<SftPlan>,
     /// Budgets of one plugin call; `None` leaves the world's default.
@@ -175,6 +178,15 @@ pub struct MixPlan {
     pub data: DataPlan,
     /// How often it is drawn from, against the others.
     pub weight: f64,
+}
+
+/// The ranks a trainer has.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RanksPlan {
+    /// How the model is spread over them.
+    pub parallel: ParallelConfig,
+    /// How long they wait for each other.
+    pub patience: Duration,
 }
 
 /// How long a run is.
@@ -427,6 +439,7 @@ fn build(said: &Resolved, verb: Verb, check: &mut Check<'_>) -> Plan {
         rollout: rollout_plan(said),
         sft,
         train,
+        ranks: ranks_plan(said, check),
         limits: LimitsPlan {
             cpu: c
                 .limits
@@ -561,6 +574,44 @@ fn rollout_plan(said: &Resolved) -> RolloutPlan {
 
 /// Keys of `[algorithm]` that are this program's and not the trainer's.
 const OURS: [&str; 1] = ["allow_uncorrected_lag"];
+/// Keys of `[train]` that say how the model is spread over ranks.
+const IS_LAYOUT: [&str; 11] = [
+    "tensor_model_parallel_size",
+    "sequence_parallel",
+    "pipeline_model_parallel_size",
+    "virtual_pipeline_model_parallel_size",
+    "decoder_first_pipeline_num_layers",
+    "decoder_last_pipeline_num_layers",
+    "context_parallel_size",
+    "expert_model_parallel_size",
+    "data_parallel_size",
+    "ddp_bucket_size",
+    "distributed_timeout",
+];
+
+fn ranks_plan(said: &Resolved, check: &mut Check<'_>) -> RanksPlan {
+    let t = &said.config.train;
+    let patience = t
+        .distributed_timeout
+        .as_deref()
+        .and_then(|text| check.parse("train.distributed_timeout", units::duration(text)));
+    RanksPlan {
+        parallel: ParallelConfig {
+            tensor_model_parallel_size: t.tensor_model_parallel_size.unwrap_or(1),
+            sequence_parallel: t.sequence_parallel.unwrap_or(false),
+            pipeline_model_parallel_size: t.pipeline_model_parallel_size.unwrap_or(1),
+            virtual_pipeline_model_parallel_size: t
+                .virtual_pipeline_model_parallel_size
+                .unwrap_or(1),
+            decoder_first_pipeline_num_layers: t.decoder_first_pipeline_num_layers,
+            decoder_last_pipeline_num_layers: t.decoder_last_pipeline_num_layers,
+            context_parallel_size: t.context_parallel_size.unwrap_or(1),
+            data_parallel_size: t.data_parallel_size.unwrap_or(1),
+            ddp_bucket_size: t.ddp_bucket_size,
+        },
+        patience: patience.unwrap_or(Duration::from_secs(600)),
+    }
+}
 
 /// The trainer's options: what `[algorithm]` and `[train]` say over the trainer's own defaults.
 fn train_config(said: &Resolved, check: &mut Check<'_>) -> TrainConfig {
@@ -574,7 +625,7 @@ fn train_config(said: &Resolved, check: &mut Check<'_>) -> TrainConfig {
             all.extend(section.into_iter().filter(|(key, value)| {
                 !value.is_null()
                     && !OURS.contains(&key.as_str())
-                    && !key.ends_with("_parallel_size")
+                    && !IS_LAYOUT.contains(&key.as_str())
             }));
         }
     }

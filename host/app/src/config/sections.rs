@@ -372,16 +372,28 @@ pub struct TrainSection {
     pub adam_eps: Option<f64>,
     /// Largest gradient norm; 0 does not clip. Default 1.
     pub clip_grad: Option<f64>,
-    /// Ranks that share a layer. This build has one rank.
-    pub tensor_model_parallel_size: Option<u64>,
-    /// Ranks that share the depth. This build has one rank.
-    pub pipeline_model_parallel_size: Option<u64>,
-    /// Ranks that share a sequence. This build has one rank.
-    pub context_parallel_size: Option<u64>,
-    /// Ranks that share the experts. This build has one rank.
+    /// Ranks that share each matrix. Default 1.
+    pub tensor_model_parallel_size: Option<usize>,
+    /// Split the stream's rows over these ranks too.
+    pub sequence_parallel: Option<bool>,
+    /// Stages that share the layers. Default 1.
+    pub pipeline_model_parallel_size: Option<usize>,
+    /// Chunks of layers a stage holds; more than one interleaves them. Default 1.
+    pub virtual_pipeline_model_parallel_size: Option<usize>,
+    /// Layers of the first stage, if not as many as the others.
+    pub decoder_first_pipeline_num_layers: Option<usize>,
+    /// Layers of the last stage, if not as many as the others.
+    pub decoder_last_pipeline_num_layers: Option<usize>,
+    /// Ranks that share each sequence. Default 1.
+    pub context_parallel_size: Option<usize>,
+    /// Ranks that share the experts. This build has no layout for them yet.
     pub expert_model_parallel_size: Option<u64>,
-    /// Ranks that share the batch. This build has one rank.
-    pub data_parallel_size: Option<u64>,
+    /// Ranks that train on different sequences. Default 1.
+    pub data_parallel_size: Option<usize>,
+    /// Elements of one gradient bucket. Default: all in one.
+    pub ddp_bucket_size: Option<usize>,
+    /// How long ranks wait for each other, like `30s`. Default `10m`.
+    pub distributed_timeout: Option<String>,
 }
 
 /// `[sft]`: supervised fine-tuning.

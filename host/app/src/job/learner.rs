@@ -1,19 +1,21 @@
 //! The trainer behind the loop's trait, with the places its weights go.
 
 use super::Learn;
+use super::ranks::Ranks;
 use crate::error::{Failure, Result};
 use crate::wire::Model;
 use slime_core::{RolloutRecord, Step};
 use slime_kernels::Ops;
+use slime_model::ParamSpec;
 use slime_model::hf::{self, DEFAULT_SHARD_BYTES, save_dir, save_weights};
-use slime_trainer::{TrainMetrics, Trainer, checkpoint};
+use slime_trainer::{TrainMetrics, checkpoint};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// A trainer on one device.
+/// A trainer on its ranks.
 pub struct Learner<O: Ops> {
     /// The trainer.
-    pub trainer: Trainer<O>,
+    pub trainer: Ranks<O>,
     /// What it trains.
     pub model: Arc<Model>,
     /// Where checkpoints go.
@@ -62,16 +64,19 @@ impl<O: Ops> Learn for Learner<O> {
     }
 
     fn write_model(&self, dir: &Path) -> Result<()> {
-        export(&self.trainer, &self.model, dir)
+        export(&self.model, dir, |param| self.trainer.read_param(param))
     }
 }
 
-/// Write what was trained as an HF directory.
+/// Write what was trained as an HF directory; `read` gives each parameter.
 ///
 /// # Errors
 /// The disk refused.
-pub fn export<O: Ops>(trainer: &Trainer<O>, model: &Model, dir: &Path) -> Result<()> {
-    let read = |param: &_| trainer.read_param(param);
+pub fn export(
+    model: &Model,
+    dir: &Path,
+    read: impl FnMut(&ParamSpec) -> slime_trainer::Result<Vec<f32>>,
+) -> Result<()> {
     save_dir(
         dir,
         &model.spec,

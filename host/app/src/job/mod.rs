@@ -10,6 +10,7 @@ pub mod learner;
 pub mod open;
 pub mod opened;
 pub mod publish;
+pub mod ranks;
 pub mod row;
 pub mod run_dir;
 pub mod shape;

@@ -2,6 +2,7 @@
 
 use super::learner::{Learner, train_failed};
 use super::opened::Opened;
+use super::ranks::{Ranks, Trained};
 use super::stop::Stop;
 use super::warm_up::{self, Corpus};
 use super::watch::on_train;
@@ -56,11 +57,15 @@ pub async fn learner<O: Ops>(
         }
         _ => model.load(&*ops).map_err(model_failed)?,
     };
-    let trainer = Trainer::new(ops.clone(), model.spec.clone(), weights, plan.train.clone())
-        .map_err(train_failed)?;
-    let trainer = trainer
-        .with_vocab(model.text.vocab_size())
-        .with_progress(on_train(bar.clone()));
+    let trained = Trained {
+        spec: &model.spec,
+        config: &plan.train,
+        ranks: &plan.ranks,
+        vocab: model.text.vocab_size(),
+    };
+    let progress = on_train(bar.clone());
+    let trainer = Ranks::new(ops.clone(), &trained, weights, progress);
+    let trainer = trainer.map_err(train_failed)?;
     let mut learner = Learner {
         trainer,
         model: model.clone(),
@@ -85,7 +90,7 @@ pub async fn learner<O: Ops>(
         };
         learner.trainer = learner
             .trainer
-            .with_reference(weights)
+            .with_reference(&ops, &model.spec, weights)
             .map_err(train_failed)?;
     }
     if let Some(teacher) = &plan.model.teacher {

@@ -107,7 +107,7 @@ impl Attention {
         Ok((
             Stream {
                 base,
-                delta: Some(delta),
+                delta: Some(pass.peers.leave(delta)?),
             },
             wanted,
         ))
@@ -126,11 +126,12 @@ impl Attention {
         keep_all: bool,
     ) -> Result<(Stream<O>, SavedAttention<O>)> {
         let x = self.norm.forward(stream, pass.ops, pass.weights)?;
-        let qkv = self.qkv.forward(&x.out, pass.ops, pass.weights)?;
+        let input = pass.peers.enter(&x.out)?;
+        let qkv = self.qkv.forward(&input, pass.ops, pass.weights)?;
+        drop(input);
         let (rotated, qk_stat) = self.rotate(&qkv, pass)?;
-        let (out, lse) = pass
-            .ops
-            .attention(&rotated, self.heads, sequences, self.scale)?;
+        let (peers, heads) = (pass.peers, self.heads);
+        let (out, lse) = peers.attention(pass.ops, &rotated, heads, sequences, self.scale)?;
         let (next, wanted) = self.finish(&x.sum, &out, rows, pass)?;
         let normed_heads = self.qk_norm.is_some();
         let saved = SavedAttention {
@@ -160,11 +161,12 @@ impl Attention {
         pass: Pass<'_, O>,
     ) -> Result<Stream<O>> {
         let x = self.norm.forward(stream, pass.ops, pass.weights)?;
-        let qkv = self.qkv.forward(&x.out, pass.ops, pass.weights)?;
+        let input = pass.peers.enter(&x.out)?;
+        let qkv = self.qkv.forward(&input, pass.ops, pass.weights)?;
+        drop(input);
         let (rotated, _) = self.rotate(&qkv, pass)?;
-        let (out, _) = pass
-            .ops
-            .attention(&rotated, self.heads, sequences, self.scale)?;
+        let (peers, heads) = (pass.peers, self.heads);
+        let (out, _) = peers.attention(pass.ops, &rotated, heads, sequences, self.scale)?;
         Ok(self.finish(&x.sum, &out, rows, pass)?.0)
     }
 
@@ -180,7 +182,9 @@ impl Attention {
         pass: Pass<'_, O>,
     ) -> Result<Stream<O>> {
         let x = self.norm.forward(stream, pass.ops, pass.weights)?;
-        let qkv = self.qkv.forward(&x.out, pass.ops, pass.weights)?;
+        let input = pass.peers.enter(&x.out)?;
+        let qkv = self.qkv.forward(&input, pass.ops, pass.weights)?;
+        drop(input);
         let (rotated, _) = self.rotate(&qkv, pass)?;
         let Paged {
             cache,
@@ -211,9 +215,9 @@ impl Attention {
     ) -> Result<O::Tensor> {
         let (ops, weights) = (pass.ops, pass.weights);
         let projected = saved.wanted.as_ref().unwrap_or(&saved.out);
-        let dout = self
-            .out
-            .backward(&dstream, projected, ops, weights, grads)?;
+        let dy = pass.peers.leave_backward(&dstream)?;
+        let dout = self.out.backward(&dy, projected, ops, weights, grads)?;
+        drop(dy);
         let (dout, dstream) = match rows {
             Some(rows) => (
                 ops.scatter_rows(&dout, &rows.ids, rows.of)?,
@@ -226,8 +230,8 @@ impl Attention {
             (None, Some(qkv)) => self.rotate(qkv, pass)?.0,
             (None, None) => unreachable!("forward keeps rows before or after rotation"),
         };
-        let drotated = ops.attention_backward(
-            &dout, &rotated, &saved.out, &saved.lse, self.heads, sequences, self.scale,
+        let drotated = pass.peers.attention_backward(
+            ops, &dout, &rotated, &saved.out, &saved.lse, self.heads, sequences, self.scale,
         )?;
         drop((dout, rotated, saved.out, saved.lse));
         let norms = match (self.norms(pass), &saved.qkv, &saved.qk_stat) {
@@ -251,8 +255,10 @@ impl Attention {
             Some(normed) => normed,
             None => self.norm.again(&saved.sum, ops, weights)?,
         };
-        let dy = self.qkv.backward(&dqkv, &normed, ops, weights, grads)?;
-        drop((dqkv, normed));
+        let input = pass.peers.enter(&normed)?;
+        let dy = self.qkv.backward(&dqkv, &input, ops, weights, grads)?;
+        drop((dqkv, normed, input));
+        let dy = pass.peers.enter_backward(dy)?;
         self.norm.backward(
             &dy,
             &saved.sum,

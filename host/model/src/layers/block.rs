@@ -65,7 +65,7 @@ impl Block {
         let (middle, attention) = self
             .attention
             .forward(stream, sequences, rows, pass, keep_all)?;
-        let (after, mlp) = self.mlp.forward(middle, pass.ops, pass.weights, keep_all)?;
+        let (after, mlp) = self.mlp.forward(middle, pass, keep_all)?;
         Ok((after, SavedBlock::Parts(attention, mlp)))
     }
 
@@ -81,7 +81,7 @@ impl Block {
         pass: Pass<'_, O>,
     ) -> Result<Stream<O>> {
         let middle = self.attention.infer(stream, sequences, rows, pass)?;
-        self.mlp.infer(middle, pass.ops, pass.weights)
+        self.mlp.infer(middle, pass)
     }
 
     /// The same through a paged cache.
@@ -96,7 +96,7 @@ impl Block {
         pass: Pass<'_, O>,
     ) -> Result<Stream<O>> {
         let middle = self.attention.infer_paged(stream, paged, rows, pass)?;
-        self.mlp.infer(middle, pass.ops, pass.weights)
+        self.mlp.infer(middle, pass)
     }
 
     /// Gradient of the stream after → that of the stream before; adds the block's parameter gradients.
@@ -122,13 +122,11 @@ impl Block {
                 let (middle, attention) = self
                     .attention
                     .forward(stream, sequences, rows, pass, true)?;
-                let mlp = self.mlp.keep(middle, pass.ops, pass.weights)?;
+                let mlp = self.mlp.keep(middle, pass)?;
                 (attention, mlp)
             }
         };
-        let dmiddle = self
-            .mlp
-            .backward(&dstream, mlp, pass.ops, pass.weights, grads)?;
+        let dmiddle = self.mlp.backward(&dstream, mlp, pass, grads)?;
         drop(dstream);
         self.attention
             .backward(dmiddle, attention, sequences, rows, pass, grads)

@@ -1,6 +1,6 @@
 //! The gated MLP: `down(silu(gate x) · up x)`, gate and up as one matrix.
 
-use super::{Gradients, Linear, Norm, Stream, Weights};
+use super::{Gradients, Linear, Norm, Pass, Stream};
 use slime_kernels::{Ops, Result};
 
 /// Norm, gate and up, SwiGLU, down.
@@ -33,14 +33,11 @@ impl Mlp {
     ///
     /// # Errors
     /// The device failed.
-    pub fn keep<O: Ops>(
-        &self,
-        stream: Stream<O>,
-        ops: &O,
-        weights: &Weights<O>,
-    ) -> Result<SavedMlp<O>> {
+    pub fn keep<O: Ops>(&self, stream: Stream<O>, pass: Pass<'_, O>) -> Result<SavedMlp<O>> {
+        let (ops, weights) = (pass.ops, pass.weights);
         let x = self.norm.forward(stream, ops, weights)?;
-        let gate_up = self.gate_up.forward(&x.out, ops, weights)?;
+        let rows = pass.peers.enter(&x.out)?;
+        let gate_up = self.gate_up.forward(&rows, ops, weights)?;
         let activated = Some(ops.swiglu(&gate_up)?);
         Ok(SavedMlp {
             sum: x.sum,
@@ -58,16 +55,16 @@ impl Mlp {
     pub fn forward<O: Ops>(
         &self,
         stream: Stream<O>,
-        ops: &O,
-        weights: &Weights<O>,
+        pass: Pass<'_, O>,
         keep_all: bool,
     ) -> Result<(Stream<O>, SavedMlp<O>)> {
-        let mut saved = self.keep(stream, ops, weights)?;
+        let mut saved = self.keep(stream, pass)?;
         let activated = saved
             .activated
             .as_ref()
             .expect("keep computes the activation");
-        let delta = self.down.forward(activated, ops, weights)?;
+        let delta = self.down.forward(activated, pass.ops, pass.weights)?;
+        let delta = pass.peers.leave(delta)?;
         if !keep_all {
             saved.normed = None;
             saved.activated = None;
@@ -85,18 +82,15 @@ impl Mlp {
     ///
     /// # Errors
     /// The device failed.
-    pub fn infer<O: Ops>(
-        &self,
-        stream: Stream<O>,
-        ops: &O,
-        weights: &Weights<O>,
-    ) -> Result<Stream<O>> {
+    pub fn infer<O: Ops>(&self, stream: Stream<O>, pass: Pass<'_, O>) -> Result<Stream<O>> {
+        let (ops, weights) = (pass.ops, pass.weights);
         let x = self.norm.forward(stream, ops, weights)?;
-        let gate_up = self.gate_up.forward(&x.out, ops, weights)?;
+        let rows = pass.peers.enter(&x.out)?;
+        let gate_up = self.gate_up.forward(&rows, ops, weights)?;
         let delta = self.down.forward(&ops.swiglu(&gate_up)?, ops, weights)?;
         Ok(Stream {
             base: x.sum,
-            delta: Some(delta),
+            delta: Some(pass.peers.leave(delta)?),
         })
     }
 
@@ -108,28 +102,29 @@ impl Mlp {
         &self,
         dstream: &O::Tensor,
         saved: SavedMlp<O>,
-        ops: &O,
-        weights: &Weights<O>,
+        pass: Pass<'_, O>,
         grads: &mut Gradients<O>,
     ) -> Result<O::Tensor> {
+        let (ops, weights) = (pass.ops, pass.weights);
         let activated = match saved.activated {
             Some(activated) => activated,
             None => ops.swiglu(&saved.gate_up)?,
         };
-        let da = self
-            .down
-            .backward(dstream, &activated, ops, weights, grads)?;
-        drop(activated);
+        let dy = pass.peers.leave_backward(dstream)?;
+        let da = self.down.backward(&dy, &activated, ops, weights, grads)?;
+        drop((dy, activated));
         let dgate_up = ops.swiglu_backward(&da, &saved.gate_up)?;
         drop((da, saved.gate_up));
         let normed = match saved.normed {
             Some(normed) => normed,
             None => self.norm.again(&saved.sum, ops, weights)?,
         };
+        let rows = pass.peers.enter(&normed)?;
         let dy = self
             .gate_up
-            .backward(&dgate_up, &normed, ops, weights, grads)?;
-        drop((dgate_up, normed));
+            .backward(&dgate_up, &rows, ops, weights, grads)?;
+        drop((dgate_up, normed, rows));
+        let dy = pass.peers.enter_backward(dy)?;
         self.norm.backward(
             &dy,
             &saved.sum,

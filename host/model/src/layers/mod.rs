@@ -8,6 +8,7 @@ pub mod block;
 pub mod linear;
 pub mod mlp;
 pub mod norm;
+pub mod peers;
 pub mod rope;
 pub mod wiring;
 
@@ -16,6 +17,7 @@ pub use block::{Block, Recompute, SavedBlock};
 pub use linear::Linear;
 pub use mlp::Mlp;
 pub use norm::{Norm, Stream};
+pub use peers::Peers;
 pub use wiring::Wiring;
 
 use slime_kernels::{Error, Ops, Result, RopeTable};
@@ -83,6 +85,8 @@ pub struct Pass<'a, O: Ops> {
     pub rope: &'a RopeTable<O>,
     /// Each row's position in its sequence.
     pub positions: &'a O::Ids,
+    /// Who computes it together with this rank.
+    pub peers: &'a Peers<O>,
 }
 
 // By hand: a derive would ask for `O: Clone`.

@@ -7,13 +7,13 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 /// A directory being written. Dropped before [`Staging::publish`], it leaves nothing.
-pub(super) struct Staging {
+pub(crate) struct Staging {
     target: PathBuf,
     path: PathBuf,
 }
 
 impl Staging {
-    pub(super) fn new(target: &Path) -> Result<Self> {
+    pub(crate) fn new(target: &Path) -> Result<Self> {
         let path = aside(target, "writing");
         if let Some(parent) = path.parent() {
             fs::create_dir_all(parent).map_err(Error::io(parent))?;
@@ -28,11 +28,11 @@ impl Staging {
         })
     }
 
-    pub(super) fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
-    pub(super) fn write(&self, name: &str, bytes: &[u8]) -> Result<()> {
+    pub(crate) fn write(&self, name: &str, bytes: &[u8]) -> Result<()> {
         let path = self.path.join(name);
         let mut file = File::create(&path).map_err(Error::io(&path))?;
         file.write_all(bytes)
@@ -41,7 +41,7 @@ impl Staging {
     }
 
     /// Give the directory its name. The files in it are synced already.
-    pub(super) fn publish(self) -> Result<()> {
+    pub(crate) fn publish(self) -> Result<()> {
         sync_dir(&self.path)?;
         let old = aside(&self.target, "replaced");
         if self.target.exists() {

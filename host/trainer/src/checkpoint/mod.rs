@@ -7,12 +7,16 @@
 //! step_40/critic*.safetensors      the same of a critic, where the algorithm has one, and of its value head
 //! ```
 //!
+//! Several ranks write `rank_<n>.safetensors` each instead, and the index says which file has which piece of a tensor
+//! ([`pieces`]); any number of ranks loads either.
+//!
 //! A directory is written under a hidden name, synced and renamed: a crash or a full disk leaves the checkpoint that
-//! was there. Files are plain safetensors, so any layout of ranks can load them. Read [`tensors`] for the format.
+//! was there. Read [`tensors`] for the format.
 
 mod critic;
 pub mod dir;
 pub mod identity;
+pub mod pieces;
 pub mod tensors;
 
 pub use dir::{keep_last, latest};
@@ -24,35 +28,75 @@ use crate::trainer::Trainer;
 use crate::{Error, Result};
 use dir::Staging;
 use identity::Identity;
+use pieces::{Library, Table};
 use serde::{Deserialize, Serialize};
 use slime_core::Step;
 use slime_kernels::Ops;
-use slime_model::ParamSpec;
+use slime_model::{ModelSpec, ParamSpec};
 use std::path::Path;
 use tensors::{Data, Reader};
 
-const INDEX: &str = "index.json";
+pub(crate) const INDEX: &str = "index.json";
 const MODEL: &str = "model.safetensors";
 const OPTIMIZER: &str = "optimizer.safetensors";
-const FORMAT: u32 = 1;
+/// Without and with a table of pieces.
+pub(crate) const FORMATS: [u32; 2] = [1, 2];
 
 /// What `index.json` holds.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Index {
-    format: u32,
+pub(crate) struct Index {
+    pub(crate) format: u32,
     /// Rollout steps finished.
-    step: Step,
-    model: Identity,
-    optimizer: Progress,
+    pub(crate) step: Step,
+    pub(crate) model: Identity,
+    pub(crate) optimizer: Progress,
     /// The critic's, where there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    critic: Option<CriticProgress>,
+    pub(crate) critic: Option<CriticProgress>,
+    /// The layout it was saved under, for people.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) layout: Option<String>,
+    /// Where each tensor's pieces are.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) tensors: Option<Table>,
+}
+
+impl Index {
+    /// The index of the checkpoint in `dir`, if it is of this model.
+    pub(crate) fn read(dir: &Path, spec: &ModelSpec, params: &[ParamSpec]) -> Result<Self> {
+        let path = dir.join(INDEX);
+        let text = std::fs::read_to_string(&path).map_err(Error::io(&path))?;
+        let index: Self = serde_json::from_str(&text).map_err(|e| Error::Checkpoint {
+            path: path.clone(),
+            detail: format!("is not a checkpoint's index: {e}"),
+        })?;
+        if !FORMATS.contains(&index.format) {
+            let formats = FORMATS.map(|f| f.to_string()).join(" and ");
+            let detail = format!("has format {}, this program reads {formats}", index.format);
+            return Err(Error::Checkpoint { path, detail });
+        }
+        let wanted = Identity::of(spec, params);
+        if index.model != wanted {
+            let (found, wanted) = (index.model.to_string(), wanted.to_string());
+            return Err(Error::OtherModel {
+                path: dir.to_owned(),
+                found,
+                wanted,
+            });
+        }
+        Ok(index)
+    }
+
+    pub(crate) fn to_text(&self) -> String {
+        let text = serde_json::to_string_pretty(self).expect("an index is plain data");
+        format!("{text}\n")
+    }
 }
 
 /// Moments and master weights: name prefix, and how to reach them.
-const MOMENTS: [&str; 2] = ["opt/m/", "opt/v/"];
-const MASTER: &str = "opt/master/";
+pub(crate) const MOMENTS: [&str; 2] = ["opt/m/", "opt/v/"];
+pub(crate) const MASTER: &str = "opt/master/";
 
 impl<O: Ops> Trainer<O> {
     /// Write a checkpoint to `dir`, which says that `step` rollout steps are finished. One that is there is replaced,
@@ -85,14 +129,15 @@ impl<O: Ops> Trainer<O> {
         }
         let model = Identity::of(self.network.spec(), params);
         let index = Index {
-            format: FORMAT,
+            format: FORMATS[0],
             step,
             model,
             optimizer: optimizer.progress,
             critic: self.critic.as_ref().map(|critic| critic.progress()),
+            layout: None,
+            tensors: None,
         };
-        let text = serde_json::to_string_pretty(&index).expect("an index is plain data");
-        staging.write(INDEX, format!("{text}\n").as_bytes())?;
+        staging.write(INDEX, index.to_text().as_bytes())?;
         staging.publish()
     }
 
@@ -102,16 +147,8 @@ impl<O: Ops> Trainer<O> {
     /// It is of another model, damaged or of another precision; the trainer is then still what it was, unless the
     /// device failed half-way.
     pub fn load(&mut self, dir: &Path) -> Result<Step> {
-        let path = dir.join(INDEX);
-        let text = std::fs::read_to_string(&path).map_err(Error::io(&path))?;
-        let index: Index = serde_json::from_str(&text).map_err(|e| Error::Checkpoint {
-            path: path.clone(),
-            detail: format!("is not a checkpoint's index: {e}"),
-        })?;
-        if index.format != FORMAT {
-            let detail = format!("has format {}, this program reads {FORMAT}", index.format);
-            return Err(Error::Checkpoint { path, detail });
-        }
+        let params = self.network.params().clone();
+        let index = Index::read(dir, self.network.spec(), &params)?;
         if self.critic.is_some() != index.critic.is_some() {
             let detail = match self.critic {
                 Some(_) => {
@@ -122,19 +159,12 @@ impl<O: Ops> Trainer<O> {
                 }
             };
             return Err(Error::Checkpoint {
-                path,
+                path: dir.join(INDEX),
                 detail: detail.into(),
             });
         }
-        let params = self.network.params().clone();
-        let wanted = Identity::of(self.network.spec(), &params);
-        if index.model != wanted {
-            let (found, wanted) = (index.model.to_string(), wanted.to_string());
-            return Err(Error::OtherModel {
-                path: dir.to_owned(),
-                found,
-                wanted,
-            });
+        if index.tensors.is_some() {
+            return self.load_pieces(dir, index);
         }
         let ops = self.ops.clone();
         let wide = Precision::of_weights(&*ops)? == Precision::Double;
@@ -159,6 +189,29 @@ impl<O: Ops> Trainer<O> {
         if let (Some(critic), Some(progress)) = (&mut self.critic, index.critic) {
             critic.load(dir)?;
             critic.set_progress(progress);
+        }
+        self.optimizer.progress = index.optimizer;
+        Ok(index.step)
+    }
+
+    /// The same from what several ranks have written.
+    fn load_pieces(&mut self, dir: &Path, index: Index) -> Result<Step> {
+        let (ops, params) = (self.ops.clone(), self.network.params().clone());
+        let wide = Precision::of_weights(&*ops)? == Precision::Double;
+        let wide_float = Precision::of_accumulators(&*ops)? == Precision::Double;
+        let mut library = Library::open(dir, index.tensors)?;
+        for (i, param) in params.iter().enumerate() {
+            self.network.weights_mut().0[i] = match library.param(param, "", wide)? {
+                Data::F32(data) => ops.tensor(param.rows, param.cols, &data)?,
+                Data::F64(data) => ops.tensor_f64(param.rows, param.cols, &data)?,
+            };
+            let mut float =
+                |prefix| upload(&*ops, param, library.param(param, prefix, wide_float)?);
+            self.optimizer.m[i] = float(MOMENTS[0])?;
+            self.optimizer.v[i] = float(MOMENTS[1])?;
+            if let Some(master) = &mut self.optimizer.master {
+                master[i] = float(MASTER)?;
+            }
         }
         self.optimizer.progress = index.optimizer;
         Ok(index.step)

@@ -2,6 +2,7 @@
 //! parameter is made of, f32 or f64.
 //!
 //! A parameter's parts lie end to end in it, so its bytes are written as they are and only the header knows of parts.
+//! What ranks write is named piece by piece instead: [`write_pieces`], read by [`super::pieces`].
 
 use crate::{Error, Result};
 use safetensors::tensor::{Dtype, Metadata, TensorInfo};
@@ -11,7 +12,7 @@ use std::io::{BufWriter, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 /// A parameter's elements.
-pub(super) enum Data {
+pub(crate) enum Data {
     /// Single precision.
     F32(Vec<f32>),
     /// Double precision.
@@ -26,7 +27,7 @@ impl Data {
         }
     }
 
-    fn zeros(wide: bool, len: usize) -> Self {
+    pub(crate) fn zeros(wide: bool, len: usize) -> Self {
         if wide {
             Self::F64(vec![0.0; len])
         } else {
@@ -34,7 +35,16 @@ impl Data {
         }
     }
 
-    fn bytes_mut(&mut self) -> &mut [u8] {
+    /// Put another's elements, of the same precision, after these.
+    pub(crate) fn append(&mut self, more: Self) {
+        match (self, more) {
+            (Self::F32(data), Self::F32(more)) => data.extend(more),
+            (Self::F64(data), Self::F64(more)) => data.extend(more),
+            _ => unreachable!("a checkpoint's reader asks for one precision"),
+        }
+    }
+
+    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
         match self {
             Self::F32(data) => bytemuck::cast_slice_mut(data),
             Self::F64(data) => bytemuck::cast_slice_mut(data),
@@ -42,7 +52,7 @@ impl Data {
     }
 }
 
-fn dtype(wide: bool) -> Dtype {
+pub(crate) fn dtype(wide: bool) -> Dtype {
     if wide { Dtype::F64 } else { Dtype::F32 }
 }
 
@@ -70,6 +80,43 @@ pub(super) fn write(
             at = end;
         }
     }
+    let mut out = begin(path, entries)?;
+    for set in 0..prefixes.len() {
+        for index in 0..params.len() {
+            out.write_all(read(set, index)?.bytes()).map_err(io)?;
+        }
+    }
+    finish(path, out)
+}
+
+/// Write tensors of any names and shapes, all of one precision, and sync.
+pub(crate) fn write_pieces(
+    path: &Path,
+    pieces: &[(String, Vec<usize>)],
+    wide: bool,
+    mut read: impl FnMut(usize) -> Result<Data>,
+) -> Result<()> {
+    let mut at = 0;
+    let entry = |(name, shape): &(String, Vec<usize>)| {
+        let start = at;
+        at += shape.iter().product::<usize>() * if wide { 8 } else { 4 };
+        let info = TensorInfo {
+            dtype: dtype(wide),
+            shape: shape.clone(),
+            data_offsets: (start, at),
+        };
+        (name.clone(), info)
+    };
+    let mut out = begin(path, pieces.iter().map(entry).collect())?;
+    for index in 0..pieces.len() {
+        out.write_all(read(index)?.bytes())
+            .map_err(Error::io(path))?;
+    }
+    finish(path, out)
+}
+
+/// A file with its header written.
+fn begin(path: &Path, entries: Vec<(String, TensorInfo)>) -> Result<BufWriter<File>> {
     let damaged = |e: String| Error::Checkpoint {
         path: path.to_owned(),
         detail: e,
@@ -77,36 +124,31 @@ pub(super) fn write(
     let metadata = Metadata::new(None, entries).map_err(|e| damaged(e.to_string()))?;
     let mut header = serde_json::to_vec(&metadata).map_err(|e| damaged(e.to_string()))?;
     header.resize(header.len().next_multiple_of(8), b' ');
-
-    let mut out = BufWriter::new(File::create(path).map_err(io)?);
+    let mut out = BufWriter::new(File::create(path).map_err(Error::io(path))?);
     out.write_all(&(header.len() as u64).to_le_bytes())
-        .map_err(io)?;
-    out.write_all(&header).map_err(io)?;
-    for set in 0..prefixes.len() {
-        for index in 0..params.len() {
-            out.write_all(read(set, index)?.bytes()).map_err(io)?;
-        }
-    }
-    let file = out.into_inner().map_err(|e| io(e.into_error()))?;
-    file.sync_all().map_err(io)
+        .and_then(|()| out.write_all(&header))
+        .map_err(Error::io(path))?;
+    Ok(out)
 }
 
-/// A file of parameters, checked against the parameters it must hold.
-pub(super) struct Reader {
+fn finish(path: &Path, out: BufWriter<File>) -> Result<()> {
+    let file = out
+        .into_inner()
+        .map_err(|e| Error::io(path)(e.into_error()))?;
+    file.sync_all().map_err(Error::io(path))
+}
+
+/// A safetensors file, its header read and its length checked.
+pub(super) struct Raw {
     path: PathBuf,
     file: File,
-    metadata: Metadata,
+    /// What it holds.
+    pub(super) metadata: Metadata,
     data_start: u64,
-    wide: bool,
 }
 
-impl Reader {
-    pub(super) fn open(
-        path: &Path,
-        params: &[ParamSpec],
-        prefixes: &[&str],
-        wide: bool,
-    ) -> Result<Self> {
+impl Raw {
+    pub(super) fn open(path: &Path) -> Result<Self> {
         let io = |e| Error::io(path)(e);
         let damaged = |detail: String| Error::Checkpoint {
             path: path.to_owned(),
@@ -130,20 +172,60 @@ impl Reader {
                 "has {num_bytes} bytes, its header describes {needed}: it is truncated"
             )));
         }
+        Ok(Self {
+            path: path.to_owned(),
+            file,
+            metadata,
+            data_start: 8 + header_bytes,
+        })
+    }
+
+    /// The bytes of a tensor, into `to`, which is as long.
+    pub(super) fn read(&mut self, info: &TensorInfo, to: &mut [u8]) -> Result<()> {
+        self.file
+            .seek(SeekFrom::Start(
+                self.data_start + info.data_offsets.0 as u64,
+            ))
+            .and_then(|_| self.file.read_exact(to))
+            .map_err(Error::io(&self.path))
+    }
+
+    pub(super) fn damaged(&self, detail: String) -> Error {
+        Error::Checkpoint {
+            path: self.path.clone(),
+            detail,
+        }
+    }
+}
+
+/// A file of parameters, checked against the parameters it must hold.
+pub(super) struct Reader {
+    raw: Raw,
+    wide: bool,
+}
+
+impl Reader {
+    pub(super) fn open(
+        path: &Path,
+        params: &[ParamSpec],
+        prefixes: &[&str],
+        wide: bool,
+    ) -> Result<Self> {
+        let raw = Raw::open(path)?;
         for prefix in prefixes {
             for part in params.iter().flat_map(|p| &p.parts) {
                 let name = format!("{prefix}{}", part.name);
-                match metadata.info(&name) {
-                    None => return Err(damaged(format!("{name} is missing"))),
+                match raw.metadata.info(&name) {
+                    None => return Err(raw.damaged(format!("{name} is missing"))),
                     Some(info) if info.shape != part.shape => {
-                        return Err(damaged(format!(
+                        return Err(raw.damaged(format!(
                             "{name} is {:?}, the model wants {:?}",
                             info.shape, part.shape
                         )));
                     }
                     Some(info) if info.dtype != dtype(wide) => {
                         let (have, want) = (info.dtype, dtype(wide));
-                        return Err(damaged(format!(
+                        return Err(raw.damaged(format!(
                             "{name} is {have:?}, this device computes in {want:?}"
                         )));
                     }
@@ -151,29 +233,18 @@ impl Reader {
                 }
             }
         }
-        Ok(Self {
-            path: path.to_owned(),
-            file,
-            metadata,
-            data_start: 8 + header_bytes,
-            wide,
-        })
+        Ok(Self { raw, wide })
     }
 
     pub(super) fn read(&mut self, param: &ParamSpec, prefix: &str) -> Result<Data> {
         let mut data = Data::zeros(self.wide, param.len());
         let mut rest = data.bytes_mut();
         for part in &param.parts {
-            let info = self
-                .metadata
-                .info(&format!("{prefix}{}", part.name))
-                .expect("open found every part");
-            let (start, end) = info.data_offsets;
-            let (own, after) = rest.split_at_mut(end - start);
-            self.file
-                .seek(SeekFrom::Start(self.data_start + start as u64))
-                .and_then(|_| self.file.read_exact(own))
-                .map_err(Error::io(&self.path))?;
+            let name = format!("{prefix}{}", part.name);
+            let info = self.raw.metadata.info(&name);
+            let info = info.expect("open found every part").clone();
+            let (own, after) = rest.split_at_mut(info.data_offsets.1 - info.data_offsets.0);
+            self.raw.read(&info, own)?;
             rest = after;
         }
         Ok(data)

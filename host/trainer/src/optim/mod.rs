@@ -71,15 +71,7 @@ impl<O: Ops> Optimizer<O> {
         };
         let samples_per_step = config.global_batch_size.unwrap_or(1) as u64;
         Ok(Self {
-            config: AdamW {
-                lr: config.lr,
-                beta1: config.adam_beta1,
-                beta2: config.adam_beta2,
-                eps: config.adam_eps,
-                weight_decay: config.weight_decay,
-                step: 0,
-                grad_scale: 1.0,
-            },
+            config: adamw_of(config),
             clip_grad: config.clip_grad,
             schedule: schedule_of(config, samples_per_step),
             samples_per_step,
@@ -166,8 +158,21 @@ impl<O: Ops> Optimizer<O> {
     }
 }
 
+/// A step's numbers, but for those that change from step to step.
+pub(crate) fn adamw_of(config: &TrainConfig) -> AdamW {
+    AdamW {
+        lr: config.lr,
+        beta1: config.adam_beta1,
+        beta2: config.adam_beta2,
+        eps: config.adam_eps,
+        weight_decay: config.weight_decay,
+        step: 0,
+        grad_scale: 1.0,
+    }
+}
+
 /// Megatron's: `max / (norm + 1e-6)`, only where that is below 1.
-fn clip_scale(norm: f64, max: f64) -> f64 {
+pub(crate) fn clip_scale(norm: f64, max: f64) -> f64 {
     if max > 0.0 {
         (max / (norm + 1e-6)).min(1.0)
     } else {
@@ -175,7 +180,7 @@ fn clip_scale(norm: f64, max: f64) -> f64 {
     }
 }
 
-fn schedule_of(config: &TrainConfig, samples_per_step: u64) -> Schedule {
+pub(crate) fn schedule_of(config: &TrainConfig, samples_per_step: u64) -> Schedule {
     let samples = |iters: u64| iters * samples_per_step;
     let constant = config.lr_decay_style == DecayStyle::Constant;
     Schedule {

@@ -1,0 +1,285 @@
+//! `slime-host plan`: layouts for a number of GPUs, before anything is launched.
+//!
+//! Only a configuration is read, no weight. Every layout is the trainer's own code run over shapes
+//! (`slime_trainer::plan`); rates of the machine are the one assumption.
+
+use super::{Context, Outcome, data};
+use crate::config::Problem;
+use crate::error::{Result, at_path};
+use slime_kernels::shapes::Widths;
+use slime_model::families::{HfConfig, from_config};
+use slime_model::layers::Recompute;
+use slime_model::{ModelSpec, families};
+use slime_trainer::TrainConfig;
+use slime_trainer::parallel::ParallelConfig;
+use slime_trainer::plan::record::Groups;
+use slime_trainer::plan::search::{Candidate, evaluate, layouts, search};
+use slime_trainer::plan::{Machine, Recorded, Workload, picture, record, replay};
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// What to plan.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// HF directory, or a config.json; weights are not read
+    #[arg(long, value_name = "PATH")]
+    model: PathBuf,
+    /// Numbers of GPUs
+    #[arg(long, value_name = "N,…", value_delimiter = ',', default_value = "8")]
+    gpus: Vec<usize>,
+    /// Sequences of a train step
+    #[arg(long, value_name = "N", default_value_t = 256)]
+    sequences: usize,
+    /// Tokens of a sequence, prompt and response
+    #[arg(long, value_name = "N", default_value_t = 8192)]
+    length: usize,
+    /// Of these, the prompt's
+    #[arg(long, value_name = "N", default_value_t = 512)]
+    prompt: usize,
+    /// Tokens packed into one micro-batch of a rank
+    #[arg(long, value_name = "N", default_value_t = 8192)]
+    max_tokens_per_gpu: usize,
+    /// Layouts shown of each number of GPUs
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    top: usize,
+    /// One layout instead of a search: tp4,pp2,cp2 (the rest is data-parallel)
+    #[arg(long, value_name = "LAYOUT")]
+    layout: Option<String>,
+    /// Run every rank of that layout, not one a stage, and compare their calls
+    #[arg(long, requires = "layout")]
+    all_ranks: bool,
+    /// A picture of that layout's stages over a step
+    #[arg(long, value_name = "FILE.svg", requires = "layout")]
+    svg: Option<PathBuf>,
+}
+
+/// Do it.
+///
+/// # Errors
+/// The model or a layout cannot be planned.
+pub fn run(args: Args, context: &Context) -> Result<Outcome> {
+    let spec = Arc::new(model(&args.model)?);
+    if args.prompt == 0 || args.prompt >= args.length || args.length > spec.max_positions {
+        let message = format!(
+            "--prompt {} and --length {} do not fit: a prompt is at least 1 token and shorter than the sequence, which the \
+             model limits to {}",
+            args.prompt, args.length, spec.max_positions
+        );
+        return Err(Problem::new(message).into());
+    }
+    // Rotation tables are as long as what is planned, not as what the model could take.
+    let spec = Arc::new(ModelSpec {
+        max_positions: args.length,
+        ..(*spec).clone()
+    });
+    let config = TrainConfig {
+        max_tokens_per_gpu: args.max_tokens_per_gpu,
+        global_batch_size: Some(args.sequences),
+        ..TrainConfig::default()
+    };
+    let workload = Workload {
+        sequences: args.sequences,
+        length: args.length,
+        prompt: args.prompt,
+    };
+    let machine = Machine::h200();
+    let mut text = String::new();
+    heading(&mut text, &spec, workload, &machine);
+    for &gpus in &args.gpus {
+        let candidates = match &args.layout {
+            Some(said) => {
+                let parallel = layout(said, gpus, &spec)?;
+                let one = evaluate(&spec, &config, &parallel, workload, &machine);
+                vec![one.map_err(failed)?]
+            }
+            None => {
+                let count = layouts(&spec, gpus, &machine).len();
+                context
+                    .console
+                    .line(&format!(" {gpus} GPUs: {count} layouts"));
+                let mut all = search(&spec, &config, gpus, workload, &machine).map_err(failed)?;
+                all.truncate(args.top);
+                all
+            }
+        };
+        if candidates.is_empty() {
+            let message = format!("no layout of {gpus} GPUs divides this model");
+            return Err(Problem::new(message)
+                .help("choose a number with more divisors")
+                .into());
+        }
+        candidates
+            .iter()
+            .for_each(|c| row(&mut text, gpus, c, workload));
+        if let (Some(path), Some(c)) = (&args.svg, candidates.first()) {
+            let title = format!(
+                "{} on {gpus} GPUs, {}: one train step",
+                name(&args.model),
+                c.parallel.short()
+            );
+            let stage = c.parallel.world() / c.parallel.pipeline_model_parallel_size;
+            let svg =
+                picture::timeline(&c.outcome, &title, |rank| format!("stage {}", rank / stage));
+            std::fs::write(path, svg).map_err(at_path(path))?;
+        }
+        if args.all_ranks {
+            let c = &candidates[0];
+            every_rank(&mut text, &spec, &config, c, workload, &machine)?;
+        }
+    }
+    data(&text)
+}
+
+/// All ranks, one after the other, then their clocks together.
+fn every_rank(
+    text: &mut String,
+    spec: &Arc<ModelSpec>,
+    config: &TrainConfig,
+    candidate: &Candidate,
+    workload: Workload,
+    machine: &Machine,
+) -> Result<()> {
+    let (began, groups) = (Instant::now(), Arc::new(Groups::default()));
+    let (recompute_granularity, recompute_num_layers) = candidate.recompute;
+    let config = TrainConfig {
+        recompute_granularity,
+        recompute_num_layers,
+        ..config.clone()
+    };
+    let (parallel, records) = (&candidate.parallel, workload.records());
+    let mut all: Vec<Recorded> = Vec::with_capacity(parallel.world());
+    for rank in 0..parallel.world() {
+        let both = (&config, parallel);
+        let one = record(spec, both, &records, machine, &groups, Widths::GPU, rank);
+        all.push(one.map_err(failed)?);
+    }
+    let calls: usize = all.iter().map(|r| r.events.len()).sum();
+    let outcome = replay(&all, &groups.list());
+    let end = match &outcome.halted {
+        Some(reason) => format!("they come to a halt: {reason}"),
+        None => format!("all come to an end, after {:.3} s", outcome.step_s),
+    };
+    let _ = writeln!(
+        text,
+        "\n{} ranks run one after the other: {calls} events in {} groups; {end}. Took {:.0} s here.",
+        all.len(),
+        groups.list().len(),
+        began.elapsed().as_secs_f64()
+    );
+    Ok(())
+}
+
+fn heading(text: &mut String, spec: &ModelSpec, workload: Workload, machine: &Machine) {
+    let billions = spec.num_params() as f64 / 1e9;
+    // Writing to a String cannot fail.
+    let _ = writeln!(
+        text,
+        "{billions:.2} B parameters, {} layers; a train step of {} sequences of {} tokens; {} with {} a node\n\n\
+         | GPUs | layout | again | weights | grads | optimizer | activations | GB in all | bubble | exchange | leaves node, GB | step s | tokens/s/GPU | MFU |\n\
+         | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+        spec.layers.len(),
+        workload.sequences,
+        workload.length,
+        machine.name,
+        machine.gpus_per_node,
+    );
+}
+
+fn row(text: &mut String, gpus: usize, c: &Candidate, workload: Workload) {
+    let gb = |bytes: usize| bytes as f64 / 1e9;
+    let again = match c.recompute {
+        (Recompute::None, _) => "nothing".to_owned(),
+        (Recompute::Selective, _) => "elementwise".to_owned(),
+        (Recompute::Full, Some(layers)) => format!("{layers} layers"),
+        (Recompute::Full, None) => "all".to_owned(),
+    };
+    let abroad: f64 = c
+        .sent
+        .iter()
+        .filter(|((_, out), _)| *out)
+        .map(|(_, b)| b)
+        .sum();
+    let m = &c.memory;
+    let _ = writeln!(
+        text,
+        "| {gpus} | {} | {again} | {:.1} | {:.1} | {:.1} | {:.1} | {:.1}{} | {:.0} % | {:.0} % | {:.1} | {:.2} | {:.0} | {:.1} % |",
+        c.parallel.short(),
+        gb(m.weights),
+        gb(m.gradients),
+        gb(m.optimizer),
+        gb(m.activations),
+        gb(m.peak()),
+        if c.fits { "" } else { " (too much)" },
+        100.0 * c.outcome.bubble(),
+        100.0 * c.outcome.exchanging(),
+        abroad / 1e9,
+        c.outcome.step_s,
+        c.tokens_per_s(workload) / gpus as f64,
+        100.0 * c.mfu,
+    );
+}
+
+fn name(path: &Path) -> String {
+    let stem = path.file_stem().unwrap_or_default();
+    stem.to_string_lossy().into_owned()
+}
+
+fn model(path: &Path) -> Result<ModelSpec> {
+    let wrong = |e: slime_model::Error| Problem::new(e.to_string());
+    if path.is_dir() {
+        return Ok(families::from_hf_dir(path).map_err(wrong)?);
+    }
+    let text = std::fs::read_to_string(path).map_err(at_path(path))?;
+    let name = path.display().to_string();
+    let value = serde_json::from_str(&text)
+        .map_err(|e| Problem::new(format!("{name}: is not a configuration: {e}")))?;
+    let config = HfConfig::new(name, value).and_then(|c| from_config(&c));
+    Ok(config.map_err(wrong)?)
+}
+
+/// `tp4,pp2,cp2` and as many data-parallel ranks as there are GPUs left.
+fn layout(said: &str, gpus: usize, spec: &ModelSpec) -> Result<ParallelConfig> {
+    let wrong = |message: String| {
+        Problem::new(message)
+            .help("write sizes like tp4,pp2,cp2,vpp2; sequence parallelism comes with tp")
+    };
+    let mut parallel = ParallelConfig::default();
+    for word in said.split(',').map(str::trim).filter(|w| !w.is_empty()) {
+        let at = word
+            .find(|c: char| c.is_ascii_digit())
+            .unwrap_or(word.len());
+        let (axis, size) = word.split_at(at);
+        let size: usize = size
+            .parse()
+            .map_err(|_| wrong(format!("--layout: `{word}` has no size")))?;
+        match axis {
+            "tp" => parallel.tensor_model_parallel_size = size,
+            "pp" => parallel.pipeline_model_parallel_size = size,
+            "cp" => parallel.context_parallel_size = size,
+            "vpp" => parallel.virtual_pipeline_model_parallel_size = size,
+            "first" => parallel.decoder_first_pipeline_num_layers = Some(size),
+            "last" => parallel.decoder_last_pipeline_num_layers = Some(size),
+            _ => return Err(wrong(format!("--layout: `{axis}` is no axis")).into()),
+        }
+    }
+    parallel.sequence_parallel = parallel.tensor_model_parallel_size > 1;
+    let one = parallel.world();
+    if one == 0 || !gpus.is_multiple_of(one) {
+        return Err(wrong(format!(
+            "--layout {said}: {one} ranks do not divide {gpus} GPUs"
+        ))
+        .into());
+    }
+    parallel.data_parallel_size = gpus / one;
+    let problems = parallel.problems(spec);
+    match problems.is_empty() {
+        true => Ok(parallel),
+        false => Err(failed(slime_trainer::Error::Config(problems)).into()),
+    }
+}
+
+fn failed(error: slime_trainer::Error) -> Problem {
+    Problem::new(error.to_string())
+}

@@ -1,0 +1,146 @@
+//! The trainer of a run: on one rank, or on several ranks as threads of this process.
+//!
+//! Both train on the same records to the same weights; who calls need not know which it is. Read
+//! `slime_trainer::parallel` for what several ranks do.
+
+use crate::config::plan::RanksPlan;
+use slime_core::{RolloutRecord, Step};
+use slime_kernels::Ops;
+use slime_model::{ModelSpec, ParamSpec};
+use slime_trainer::parallel::trainer::Weights;
+use slime_trainer::parallel::{ParallelTrainer, Training};
+use slime_trainer::{Error, OnProgress, Result, TrainConfig, TrainMetrics, Trainer};
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::Arc;
+
+/// A trainer, whatever its ranks.
+pub enum Ranks<O: Ops> {
+    /// One.
+    One(Box<Trainer<O>>),
+    /// Several.
+    Many(ParallelTrainer<O>),
+}
+
+/// What is trained.
+pub struct Trained<'a> {
+    /// The model.
+    pub spec: &'a Arc<ModelSpec>,
+    /// How.
+    pub config: &'a TrainConfig,
+    /// On which ranks.
+    pub ranks: &'a RanksPlan,
+    /// Ids from here on are no tokens.
+    pub vocab: usize,
+}
+
+impl<O: Ops> Ranks<O> {
+    /// A trainer of `weights`, which are in the order of the model's parameters and lie on `ops`. All its ranks compute there.
+    ///
+    /// # Errors
+    /// Every problem of the configuration; a layout that does not fit the model; a device without room.
+    pub fn new(
+        ops: Arc<O>,
+        trained: &Trained<'_>,
+        weights: Vec<O::Tensor>,
+        on_progress: OnProgress,
+    ) -> Result<Self> {
+        let Trained {
+            spec,
+            config,
+            ranks,
+            vocab,
+        } = trained;
+        if ranks.parallel.world() == 1 {
+            let trainer = Trainer::new(ops, (*spec).clone(), weights, (*config).clone())?;
+            let trainer = trainer.with_vocab(*vocab).with_progress(on_progress);
+            return Ok(Self::One(Box::new(trainer)));
+        }
+        let training = Training {
+            spec: (*spec).clone(),
+            config: (*config).clone(),
+            parallel: ranks.parallel.clone(),
+            vocab: *vocab,
+        };
+        let source = source(ops.clone(), spec, weights);
+        let device = move |_| Ok(ops.clone());
+        let many = ParallelTrainer::of_threads(training, source, device, ranks.patience)?;
+        Ok(Self::Many(many))
+    }
+
+    /// Give it the reference model's weights.
+    ///
+    /// # Errors
+    /// They do not fit the model.
+    pub fn with_reference(
+        self,
+        ops: &Arc<O>,
+        spec: &Arc<ModelSpec>,
+        weights: Vec<O::Tensor>,
+    ) -> Result<Self> {
+        Ok(match self {
+            Self::One(trainer) => Self::One(Box::new(trainer.with_reference(weights)?)),
+            Self::Many(trainer) => {
+                Self::Many(trainer.with_reference(source(ops.clone(), spec, weights))?)
+            }
+        })
+    }
+
+    /// Train on the records of one rollout step.
+    ///
+    /// # Errors
+    /// As [`Trainer::train`].
+    pub fn train(&mut self, records: &[RolloutRecord]) -> Result<Vec<TrainMetrics>> {
+        match self {
+            Self::One(trainer) => trainer.train(records),
+            Self::Many(trainer) => trainer.train(records),
+        }
+    }
+
+    /// One parameter's present values.
+    ///
+    /// # Errors
+    /// As [`Trainer::read_param`].
+    pub fn read_param(&self, param: &ParamSpec) -> Result<Vec<f32>> {
+        match self {
+            Self::One(trainer) => trainer.read_param(param),
+            Self::Many(trainer) => trainer.read_param(param),
+        }
+    }
+
+    /// Write a checkpoint.
+    ///
+    /// # Errors
+    /// As [`Trainer::save`].
+    pub fn save(&self, dir: &Path, step: Step) -> Result<()> {
+        match self {
+            Self::One(trainer) => trainer.save(dir, step),
+            Self::Many(trainer) => trainer.save(dir, step),
+        }
+    }
+
+    /// Continue from a checkpoint, whichever layout wrote it.
+    ///
+    /// # Errors
+    /// As [`Trainer::load`].
+    pub fn load(&mut self, dir: &Path) -> Result<Step> {
+        match self {
+            Self::One(trainer) => trainer.load(dir),
+            Self::Many(trainer) => trainer.load(dir),
+        }
+    }
+}
+
+/// Whole parameters from tensors that lie on a device.
+fn source<O: Ops>(ops: Arc<O>, spec: &ModelSpec, weights: Vec<O::Tensor>) -> Weights {
+    let params = slime_model::params(spec);
+    let by_name: HashMap<String, O::Tensor> =
+        params.into_iter().map(|p| p.name).zip(weights).collect();
+    Arc::new(move |param| match by_name.get(&param.name) {
+        Some(tensor) => Ok(ops.read(tensor)?),
+        None => {
+            let detail = format!("{} is no parameter of this model", param.name);
+            Err(Error::from(slime_model::Error::Input(detail)))
+        }
+    })
+}

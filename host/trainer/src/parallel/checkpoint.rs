@@ -1,0 +1,237 @@
+//! A rank's part of a checkpoint: what it writes, and what it takes of one that any layout wrote.
+//!
+//! Every element is written by one rank: of the ranks that hold the same parameters, the parameter's number says which. The
+//! optimizer's slices are gathered first, bucket by bucket, because a slice's borders mean nothing to another layout. Read
+//! [`crate::checkpoint::pieces`] for the format.
+
+use super::rank::Rank;
+use super::trainer::ParallelTrainer;
+use crate::checkpoint::dir::Staging;
+use crate::checkpoint::identity::Identity;
+use crate::checkpoint::pieces::{Entry, Library, Piece, Table};
+use crate::checkpoint::tensors::{Data, write_pieces};
+use crate::checkpoint::{FORMATS, INDEX, Index, MASTER, MOMENTS};
+use crate::optim::precision::Precision;
+use crate::{Error, Result};
+use slime_core::Step;
+use slime_kernels::Ops;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// A piece to be written, and its elements.
+struct Held {
+    /// The whole tensor's name and shape.
+    name: String,
+    shape: Vec<usize>,
+    rows: [usize; 2],
+    cols: [usize; 2],
+    data: Data,
+}
+
+impl<O: Ops> Rank<O> {
+    /// Cut what this rank writes of a parameter, `held: [elements of its shard]`.
+    fn pieces(&self, param: usize, prefix: &str, held: &Data) -> Vec<Held> {
+        let spec = &self.stage.params[param];
+        let own = self.stage.shards[param]
+            .ranges()
+            .filter(|(block, _)| !block.is_copy);
+        own.map(|(block, at)| {
+            let part = &spec.parts[block.part];
+            Held {
+                name: format!("{prefix}{}", part.name),
+                shape: part.shape.clone(),
+                rows: [block.rows.start, block.rows.end],
+                cols: [block.cols.start, block.cols.end],
+                data: match held {
+                    Data::F32(data) => Data::F32(data[at].to_vec()),
+                    Data::F64(data) => Data::F64(data[at].to_vec()),
+                },
+            }
+        })
+        .collect()
+    }
+
+    fn writes(&self, param: usize) -> bool {
+        let group = &self.mesh.dp_cp;
+        !self.stage.shards[param].is_empty() && param % group.size() == group.rank()
+    }
+
+    /// Write this rank's pieces into `dir` → their places.
+    ///
+    /// # Errors
+    /// The disk, a rank or the device failed.
+    pub(super) fn write(&self, dir: &Path) -> Result<Table> {
+        let ops = &*self.ops;
+        let wide = Precision::of_weights(ops)? == Precision::Double;
+        let mut pieces = Vec::new();
+        for (param, weight) in self.stage.weights.0.iter().enumerate() {
+            if self.writes(param) {
+                let held = match wide {
+                    true => Data::F64(ops.read_f64(weight)?),
+                    false => Data::F32(ops.read(weight)?),
+                };
+                pieces.extend(self.pieces(param, "", &held));
+            }
+        }
+        let wide_float = Precision::of_accumulators(ops)? == Precision::Double;
+        let mut moments = Vec::new();
+        let has_master = self.optimizer.segments.iter().any(|s| s.master.is_some());
+        let prefixes: &[&str] =
+            match has_master || Precision::of_weights(ops)? == Precision::Rounded {
+                true => &[MOMENTS[0], MOMENTS[1], MASTER],
+                false => &MOMENTS,
+            };
+        for (which, prefix) in prefixes.iter().enumerate() {
+            self.optimizer
+                .each_whole(ops, &self.stage, &self.mesh, which, |param, float| {
+                    if self.writes(param) {
+                        let held = match wide_float {
+                            true => Data::F64(ops.read_float_f64(float)?),
+                            false => Data::F32(ops.read_float(float)?),
+                        };
+                        moments.extend(self.pieces(param, prefix, &held));
+                    }
+                    Ok(())
+                })?;
+        }
+        let mut table = Table::new();
+        let rank = self.mesh.place.rank;
+        for (file, pieces, wide) in [
+            (format!("rank_{rank}.safetensors"), pieces, wide),
+            (
+                format!("rank_{rank}_optimizer.safetensors"),
+                moments,
+                wide_float,
+            ),
+        ] {
+            write_file(dir, &file, pieces, wide, &mut table)?;
+        }
+        Ok(table)
+    }
+
+    /// Take this rank's part of the checkpoint in `dir`.
+    ///
+    /// # Errors
+    /// It is damaged or of another precision, or the device failed.
+    pub(super) fn read(&mut self, dir: &Path, index: &Index) -> Result<()> {
+        let ops = self.ops.clone();
+        let mut library = Library::open(dir, index.tensors.clone())?;
+        let wide = Precision::of_weights(&*ops)? == Precision::Double;
+        let wide_float = Precision::of_accumulators(&*ops)? == Precision::Double;
+        let (params, shards) = (self.stage.params.clone(), self.stage.shards.clone());
+        let mut held = |param: usize, prefix: &str, wide: bool| -> Result<Data> {
+            let (spec, shard) = (&params[param], &shards[param]);
+            let mut whole = Data::zeros(wide, 0);
+            for block in &shard.blocks {
+                let part = &spec.parts[block.part];
+                let name = format!("{prefix}{}", part.name);
+                let rectangle = (block.rows.clone(), block.cols.clone());
+                whole.append(library.block(&name, &part.shape, rectangle, wide)?);
+            }
+            let filled: usize = shard.blocks.iter().map(|b| b.len()).sum();
+            whole.append(Data::zeros(wide, shard.len() - filled));
+            Ok(whole)
+        };
+        for param in (0..params.len()).filter(|&i| !shards[i].is_empty()) {
+            let (rows, cols) = (shards[param].rows, shards[param].cols);
+            self.stage.weights.0[param] = match held(param, "", wide)? {
+                Data::F32(data) => ops.tensor(rows, cols, &data)?,
+                Data::F64(data) => ops.tensor_f64(rows, cols, &data)?,
+            };
+        }
+        for segment in &mut self.optimizer.segments {
+            let mut float = |prefix| -> Result<O::Float> {
+                let (rows, cols) = ops.float_shape(&segment.m);
+                Ok(match held(segment.param, prefix, wide_float)? {
+                    Data::F32(data) => ops.float(rows, cols, &data[segment.range.clone()])?,
+                    Data::F64(data) => ops.float_f64(rows, cols, &data[segment.range.clone()])?,
+                })
+            };
+            let (m, v) = (float(MOMENTS[0])?, float(MOMENTS[1])?);
+            if segment.master.is_some() {
+                segment.master = Some(float(MASTER)?);
+            }
+            (segment.m, segment.v) = (m, v);
+        }
+        self.optimizer.progress = index.optimizer;
+        Ok(())
+    }
+}
+
+fn write_file(
+    dir: &Path,
+    file: &str,
+    pieces: Vec<Held>,
+    wide: bool,
+    table: &mut Table,
+) -> Result<()> {
+    let mut names = Vec::with_capacity(pieces.len());
+    let mut data = Vec::with_capacity(pieces.len());
+    for piece in pieces {
+        let ([r0, r1], [c0, c1]) = (piece.rows, piece.cols);
+        let name = format!("{}[{r0}:{r1},{c0}:{c1}]", piece.name);
+        let shape = match piece.shape.len() {
+            1 => vec![c1 - c0],
+            _ => vec![r1 - r0, c1 - c0],
+        };
+        let entry = table.entry(piece.name).or_insert_with(|| Entry {
+            shape: piece.shape,
+            pieces: Vec::new(),
+        });
+        entry.pieces.push(Piece {
+            file: file.into(),
+            name: name.clone(),
+            rows: piece.rows,
+            cols: piece.cols,
+        });
+        names.push((name, shape));
+        data.push(Some(piece.data));
+    }
+    write_pieces(&dir.join(file), &names, wide, |i| {
+        Ok(data[i].take().expect("each piece is written once"))
+    })
+}
+
+impl<O: Ops> ParallelTrainer<O> {
+    /// Write a checkpoint to `dir`, which says that `step` rollout steps are finished; every rank writes its part.
+    ///
+    /// # Errors
+    /// The disk failed or is full, or a rank failed; what was there before is then still there.
+    pub fn save(&self, dir: &Path, step: Step) -> Result<()> {
+        let staging = Staging::new(dir)?;
+        let path: PathBuf = staging.path().to_owned();
+        let written = self.on_all(move |rank| Ok((rank.write(&path)?, rank.optimizer.progress)))?;
+        let progress = written[0].1;
+        let mut tensors = Table::new();
+        for (table, _) in written {
+            for (name, mut entry) in table {
+                let known = tensors.entry(name).or_insert_with(|| Entry {
+                    shape: entry.shape.clone(),
+                    pieces: Vec::new(),
+                });
+                known.pieces.append(&mut entry.pieces);
+            }
+        }
+        let index = Index {
+            format: FORMATS[1],
+            step,
+            model: Identity::of(self.spec(), self.params()),
+            optimizer: progress,
+            layout: Some(self.parallel().short()),
+            tensors: Some(tensors),
+        };
+        staging.write(INDEX, index.to_text().as_bytes())?;
+        staging.publish()
+    }
+
+    /// Continue from the checkpoint in `dir`, written by any layout, or by one rank → the rollout steps that were finished.
+    ///
+    /// # Errors
+    /// It is of another model, damaged or of another precision; or a rank failed.
+    pub fn load(&mut self, dir: &Path) -> Result<Step> {
+        let index = Arc::new(Index::read(dir, self.spec(), self.params())?);
+        let (step, dir) = (index.step, dir.to_owned());
+        self.on_all(move |rank| rank.read(&dir, &index).map_err(Error::from))?;
+        Ok(step)
+    }
+}

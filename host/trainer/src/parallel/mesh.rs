@@ -1,0 +1,105 @@
+//! A layout's groups as communicators, one set a rank, made in one order on every rank.
+//!
+//! Read [`super::layout`] for which ranks they are.
+
+use super::layout::{Axis, ParallelConfig, Place};
+use slime_kernels::comm::{Threads, World};
+use slime_kernels::{Comm, Ops, Result};
+use slime_model::layers::Peers;
+use std::sync::Arc;
+
+/// A group of ranks, as one of them sees it.
+pub type Group<O> = Arc<dyn Comm<O>>;
+
+/// One rank's groups.
+pub struct Mesh<O: Ops> {
+    /// Where this rank is.
+    pub place: Place,
+    /// Parts of matrices.
+    pub tp: Group<O>,
+    /// Parts of sequences.
+    pub cp: Group<O>,
+    /// Everything that holds the same parameters: what gradients are summed over.
+    pub dp_cp: Group<O>,
+    /// Stages, first to last.
+    pub pp: Group<O>,
+    /// Every rank.
+    pub world: Group<O>,
+    /// The first and the last stage, which both hold a tied embedding; `None` on the others and with one stage.
+    pub embedding: Option<Group<O>>,
+    /// Ranks of the tp group that hold the same key heads; `None` where nobody else does.
+    pub key_replicas: Option<Group<O>>,
+}
+
+impl<O: Ops> Mesh<O> {
+    /// The groups of `place`, each made by `make(name, members)`. `kv_heads` is the model's number of key heads.
+    ///
+    /// # Errors
+    /// What `make` returns.
+    pub fn new(
+        place: Place,
+        kv_heads: usize,
+        make: impl Fn(&str, Vec<usize>) -> Result<Group<O>>,
+    ) -> Result<Self> {
+        let group = |name: &str, axes: &[Axis]| make(name, place.group(axes));
+        let stages = place.group(&[Axis::Pp]);
+        let at_an_end = place.rank == stages[0] || place.rank == stages[stages.len() - 1];
+        let embedding = (stages.len() > 1 && at_an_end)
+            .then(|| make("embedding", vec![stages[0], stages[stages.len() - 1]]));
+        let tp = place.group(&[Axis::Tp]);
+        let copies = tp.len() / kv_heads.clamp(1, tp.len());
+        let first = place.along(Axis::Tp) / copies * copies;
+        let key_replicas =
+            (copies > 1).then(|| make("key_replicas", tp[first..first + copies].to_vec()));
+        Ok(Self {
+            tp: group("tp", &[Axis::Tp])?,
+            cp: group("cp", &[Axis::Cp])?,
+            dp_cp: group("dp_cp", &[Axis::Cp, Axis::Dp])?,
+            pp: group("pp", &[Axis::Pp])?,
+            world: make(
+                "world",
+                place.group(&[Axis::Tp, Axis::Cp, Axis::Dp, Axis::Pp]),
+            )?,
+            embedding: embedding.transpose()?,
+            key_replicas: key_replicas.transpose()?,
+            place,
+        })
+    }
+
+    /// Between threads of one process.
+    ///
+    /// # Errors
+    /// The rank lies outside the layout.
+    pub fn of_threads(
+        ops: &Arc<O>,
+        world: &Arc<World>,
+        config: &ParallelConfig,
+        kv_heads: usize,
+        rank: usize,
+    ) -> Result<Self> {
+        Self::new(Place::new(config, rank), kv_heads, |name, members| {
+            let comm = Threads::new(ops.clone(), world.clone(), name, members, rank)?;
+            Ok(Arc::new(comm))
+        })
+    }
+
+    /// Who computes a pass together with this rank.
+    pub fn peers(&self, sequence_parallel: bool) -> Peers<O> {
+        let several = |group: &Group<O>| (group.size() > 1).then(|| group.clone());
+        Peers {
+            tp: several(&self.tp),
+            sequence_parallel,
+            cp: several(&self.cp),
+        }
+    }
+
+    /// This rank holds the first stage.
+    pub fn is_first_stage(&self) -> bool {
+        self.pp.rank() == 0
+    }
+
+    /// This rank holds the last stage.
+    pub fn is_last_stage(&self) -> bool {
+        self.pp.rank() + 1 == self.pp.size()
+    }
+}

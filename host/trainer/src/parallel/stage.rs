@@ -1,0 +1,355 @@
+//! One rank's part of the network: some layers, some columns of each matrix, some rows of the vocabulary.
+//!
+//! ```text
+//! first stage   ids ─► own rows of the embedding, summed over tp ─► layers ─► stream
+//! others        stream of the stage before ─► layers ─► stream, or on the last stage: final norm ─► wanted rows
+//! ```
+//!
+//! The layers are those of [`slime_model::layers`]; this file only says which run here and what goes in and out. The head
+//! is [`super::head`], the order of micro-batches [`super::pipeline`].
+
+use super::layout::{ParallelConfig, stage_layers};
+use super::mesh::Mesh;
+use super::shard::{Shard, cut, local_spec, shards, vocab_rows};
+use super::slice::LocalMicro;
+use crate::config::Problem;
+use crate::{Error, Result};
+use slime_kernels::{Ops, RopeTable};
+use slime_model::layers::{
+    Gradients, ParamId, Pass, Peers, Recompute, Rows, SavedBlock, Stream, Weights, Wiring, rope,
+};
+use slime_model::{ModelSpec, ParamSpec, params};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Where whole parameters come from, one at a time, `[rows × cols]`.
+pub type Source<'a> = dyn Fn(&ParamSpec) -> Result<Vec<f32>> + 'a;
+
+/// Makes a rank's part of a parameter.
+pub type Make<'a, O> = dyn Fn(&ParamSpec, &Shard) -> Result<<O as Ops>::Tensor> + 'a;
+
+/// Cuts a rank's part from the whole parameters that `source` reads.
+pub fn cut_from<'a, O: Ops>(
+    ops: &'a O,
+    source: &'a Source<'a>,
+) -> impl Fn(&ParamSpec, &Shard) -> Result<O::Tensor> + 'a {
+    move |param, shard| {
+        let held = match shard.is_empty() {
+            true => Vec::new(),
+            false => cut(param, shard, &source(param)?),
+        };
+        Ok(ops.tensor(shard.rows, shard.cols, &held)?)
+    }
+}
+
+/// What a forward leaves.
+pub struct Passed<O: Ops> {
+    /// The stream for the next stage, or on the last the wanted rows after the final norm, `[rows, hidden]`.
+    pub out: O::Tensor,
+    /// What the backward needs, if it was asked for.
+    pub saved: Option<Saved<O>>,
+}
+
+/// What a chunk of layers keeps of one micro-batch.
+pub struct Saved<O: Ops> {
+    positions: O::Ids,
+    rows: Option<Rows<O>>,
+    blocks: Vec<SavedBlock<O>>,
+    /// On the last stage: the stream before the final norm, and its statistic.
+    last: Option<(O::Tensor, O::Float)>,
+}
+
+/// A rank's part of the network.
+pub struct Stage<O: Ops> {
+    ops: Arc<O>,
+    /// The whole model.
+    pub spec: Arc<ModelSpec>,
+    /// Its parameters.
+    pub params: Arc<[ParamSpec]>,
+    /// What this rank holds of each.
+    pub shards: Arc<[Shard]>,
+    /// That, as tensors.
+    pub weights: Weights<O>,
+    wiring: Wiring,
+    rope: RopeTable<O>,
+    peers: Peers<O>,
+    /// Layers of each virtual stage, and which of these are this rank's.
+    virtual_stages: Vec<Range<usize>>,
+    own: Vec<usize>,
+}
+
+impl<O: Ops> Stage<O> {
+    /// This rank's part of the model `spec`, made parameter by parameter by `make`.
+    ///
+    /// # Errors
+    /// The layout does not fit the model, `make` failed, or the device has no room.
+    pub fn new(
+        ops: Arc<O>,
+        spec: Arc<ModelSpec>,
+        mesh: &Mesh<O>,
+        config: &ParallelConfig,
+        make: &Make<'_, O>,
+    ) -> Result<Self> {
+        let problems = config.problems(&spec);
+        if !problems.is_empty() {
+            return Err(Error::Config(problems));
+        }
+        let refuse = |detail| {
+            Error::Config(vec![Problem {
+                key: "pipeline_model_parallel_size",
+                detail,
+            }])
+        };
+        let all: Arc<[ParamSpec]> = params(&spec).into();
+        let shards: Arc<[Shard]> = shards(&spec, &all, config, &mesh.place)
+            .map_err(refuse)?
+            .into();
+        let mut weights = Vec::with_capacity(all.len());
+        for (param, shard) in all.iter().zip(shards.iter()) {
+            weights.push(make(param, shard)?);
+        }
+        let virtual_stages = stage_layers(config, spec.layers.len()).map_err(refuse)?;
+        let own = (mesh.pp.rank()..virtual_stages.len())
+            .step_by(mesh.pp.size())
+            .collect();
+        Ok(Self {
+            wiring: Wiring::new(&local_spec(&spec, mesh.tp.size()), &all),
+            rope: rope::table(&*ops, &spec.rope, spec.max_positions)?,
+            peers: mesh.peers(config.sequence_parallel),
+            weights: Weights(weights),
+            ops,
+            params: all,
+            spec,
+            shards,
+            virtual_stages,
+            own,
+        })
+    }
+
+    /// Chunks of layers here.
+    pub fn num_chunks(&self) -> usize {
+        self.own.len()
+    }
+
+    /// Virtual stages of the whole model.
+    pub fn num_virtual(&self) -> usize {
+        self.virtual_stages.len()
+    }
+
+    /// Which virtual stage a chunk is.
+    pub fn virtual_stage(&self, chunk: usize) -> usize {
+        self.own[chunk]
+    }
+
+    /// The parameter that the head multiplies with.
+    pub fn head(&self) -> ParamId {
+        self.wiring.head
+    }
+
+    /// Fresh gradients of what is held here.
+    ///
+    /// # Errors
+    /// The device has no room.
+    pub fn gradients(&self) -> Result<Gradients<O>> {
+        Ok(Gradients::zeros(&*self.ops, &self.weights)?)
+    }
+
+    /// Shape of the stream between stages.
+    pub fn stream_shape(&self, micro: &LocalMicro) -> (usize, usize) {
+        let rows = match self.splits_rows() {
+            Some(tp) => micro.num_rows() / tp,
+            None => micro.num_rows(),
+        };
+        (rows, self.spec.hidden)
+    }
+
+    /// Ranks that split the stream's rows.
+    fn splits_rows(&self) -> Option<usize> {
+        let tp = self.peers.tp.as_ref()?;
+        self.peers.sequence_parallel.then(|| tp.size())
+    }
+
+    fn pass<'a>(&'a self, positions: &'a O::Ids) -> Pass<'a, O> {
+        Pass {
+            ops: &*self.ops,
+            weights: &self.weights,
+            rope: &self.rope,
+            positions,
+            peers: &self.peers,
+        }
+    }
+
+    /// Rows of a micro-batch whose ids this rank's part of the embedding has, and those ids counted from its first.
+    fn own_ids(&self, micro: &LocalMicro) -> (Vec<u32>, Vec<u32>) {
+        let tp = self.peers.tp.as_ref();
+        let (size, rank) = tp.map_or((1, 0), |tp| (tp.size(), tp.rank()));
+        let (start, each) = vocab_rows(self.spec.vocab, size, rank);
+        micro
+            .ids
+            .iter()
+            .enumerate()
+            .filter(|(_, id)| (start..start + each).contains(&(**id as usize)))
+            .map(|(row, id)| (row as u32, id - start as u32))
+            .unzip()
+    }
+
+    fn embed(&self, micro: &LocalMicro) -> Result<O::Tensor> {
+        let (rows, ids) = self.own_ids(micro);
+        let table = self.weights.get(self.wiring.embedding);
+        let (total, hidden) = (micro.num_rows(), self.spec.hidden);
+        if rows.len() == total {
+            let all = self.ops.embed(table, &self.ops.ids(&ids)?)?;
+            return Ok(self.peers.leave(all)?);
+        }
+        let part = if rows.is_empty() {
+            self.ops.tensor(total, hidden, &vec![0.0; total * hidden])?
+        } else {
+            let found = self.ops.embed(table, &self.ops.ids(&ids)?)?;
+            self.ops
+                .scatter_rows(&found, &self.ops.ids(&rows)?, total)?
+        };
+        Ok(self.peers.leave(part)?)
+    }
+
+    fn embed_backward(
+        &self,
+        dstream: &O::Tensor,
+        micro: &LocalMicro,
+        grads: &mut Gradients<O>,
+    ) -> Result<()> {
+        let dx = self.peers.leave_backward(dstream)?;
+        let (rows, ids) = self.own_ids(micro);
+        if rows.is_empty() {
+            return Ok(());
+        }
+        let dx = self.ops.gather_rows(&dx, &self.ops.ids(&rows)?)?;
+        let ids = self.ops.ids(&ids)?;
+        let dtable = grads.get(self.wiring.embedding);
+        Ok(self.ops.accumulate_embed(&dx, &ids, dtable)?)
+    }
+
+    fn is_last(&self, chunk: usize) -> bool {
+        self.own[chunk] + 1 == self.virtual_stages.len()
+    }
+
+    /// Run a micro-batch through a chunk of layers. `input` is the stream of the virtual stage before, `None` for the
+    /// first. With `keep`, what the backward needs is kept, as each layer's policy says.
+    ///
+    /// # Errors
+    /// A peer or the device failed.
+    pub fn forward(
+        &self,
+        chunk: usize,
+        input: Option<O::Tensor>,
+        micro: &LocalMicro,
+        keep: Option<&[Recompute]>,
+    ) -> Result<Passed<O>> {
+        let positions = self.ops.ids(&micro.positions)?;
+        let pass = self.pass(&positions);
+        let base = match input {
+            Some(input) => input,
+            None => self.embed(micro)?,
+        };
+        let mut stream = Stream { base, delta: None };
+        let is_last = self.is_last(chunk);
+        // A rank without a row that trains runs one, whose gradient is 0: nobody has to handle empty tensors.
+        let wanted = match micro.rows.is_empty() {
+            true => &[0],
+            false => &micro.rows[..],
+        };
+        let rows = match is_last {
+            true => Rows::select(&*self.ops, wanted, micro.num_rows())?,
+            false => None,
+        };
+        // Where rows are split over ranks, the wanted ones are picked after they have met again.
+        let early = rows.as_ref().filter(|_| self.splits_rows().is_none());
+        let layers = self.virtual_stages[self.own[chunk]].clone();
+        let mut blocks = Vec::new();
+        for layer in layers.clone() {
+            let block = &self.wiring.blocks[layer];
+            let rows = early.filter(|_| layer + 1 == layers.end);
+            let sequences = &micro.sequences;
+            stream = match keep {
+                Some(recompute) => {
+                    let policy = recompute.get(layer).or(recompute.last());
+                    let policy = policy.copied().unwrap_or_default();
+                    let (next, saved) = block.forward(stream, sequences, rows, pass, policy)?;
+                    blocks.push(saved);
+                    next
+                }
+                None => block.infer(stream, sequences, rows, pass)?,
+            };
+        }
+        let (out, last) = if is_last {
+            let normed = self.wiring.norm.forward(stream, pass.ops, pass.weights)?;
+            let mut out = normed.out;
+            if self.splits_rows().is_some() {
+                out = self.peers.enter(&out)?;
+                if let Some(rows) = &rows {
+                    out = self.ops.gather_rows(&out, &rows.ids)?;
+                }
+            }
+            (out, Some((normed.sum, normed.stat)))
+        } else {
+            let sum = match stream.delta {
+                Some(delta) => self.ops.add(&stream.base, &delta)?,
+                None => stream.base,
+            };
+            (sum, None)
+        };
+        let saved = keep.map(|_| Saved {
+            positions,
+            rows,
+            blocks,
+            last,
+        });
+        Ok(Passed { out, saved })
+    }
+
+    /// The gradient of what [`Self::forward`] gave → that of its input, `None` for the first virtual stage. On the last,
+    /// `dout` is this rank's part of a sum over tp.
+    ///
+    /// # Errors
+    /// A peer or the device failed.
+    pub fn backward(
+        &self,
+        chunk: usize,
+        dout: O::Tensor,
+        micro: &LocalMicro,
+        saved: Saved<O>,
+        grads: &mut Gradients<O>,
+    ) -> Result<Option<O::Tensor>> {
+        let Saved {
+            positions,
+            rows,
+            blocks,
+            last,
+        } = saved;
+        let pass = self.pass(&positions);
+        let (ops, weights) = (pass.ops, pass.weights);
+        let late = self.splits_rows().is_some();
+        let mut dstream = match last {
+            Some((sum, stat)) => {
+                let dout = match &rows {
+                    Some(rows) if late => ops.scatter_rows(&dout, &rows.ids, rows.of)?,
+                    _ => dout,
+                };
+                let dout = self.peers.enter_backward(dout)?;
+                let norm = &self.wiring.norm;
+                norm.backward(&dout, &sum, &stat, None, ops, weights, grads)?
+            }
+            None => dout,
+        };
+        let layers = self.virtual_stages[self.own[chunk]].clone();
+        for (layer, saved) in layers.clone().zip(blocks).rev() {
+            let rows = rows.as_ref().filter(|_| layer + 1 == layers.end && !late);
+            let block = &self.wiring.blocks[layer];
+            dstream = block.backward(dstream, saved, &micro.sequences, rows, pass, grads)?;
+        }
+        if self.own[chunk] > 0 {
+            return Ok(Some(dstream));
+        }
+        self.embed_backward(&dstream, micro, grads)?;
+        Ok(None)
+    }
+}

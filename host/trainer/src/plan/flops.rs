@@ -1,0 +1,41 @@
+//! FLOPs of a model, by the formula that MFU is quoted with.
+//!
+//! ```text
+//! forward   2 N tokens + 2 V h rows + 4 d heads pairs        N: weights of the layers' matrices that a token passes
+//! training  3 × forward
+//! ```
+//!
+//! Causal pairs count once; the head counts for the rows whose logits are made. The attention's output projection is
+//! `heads d × h`, which is not `h × h` for every model. Recomputation is never counted.
+
+use slime_model::{Ffn, ModelSpec};
+
+/// What passes through a model.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Passing {
+    /// Tokens.
+    pub tokens: f64,
+    /// Tokens that see each other: `Σ L (L + 1) / 2`.
+    pub pairs: f64,
+    /// Rows whose logits are made.
+    pub rows: f64,
+}
+
+/// FLOPs of a forward pass.
+pub fn forward(spec: &ModelSpec, passing: Passing) -> f64 {
+    let (mut weights, mut attended) = (0.0, 0.0);
+    for layer in &spec.layers {
+        let heads = layer.attn.heads;
+        let attention = (heads.qkv_cols() + heads.out_cols()) * spec.hidden;
+        let Ffn::SwiGlu { hidden } = layer.ffn;
+        weights += (attention + 3 * hidden * spec.hidden) as f64;
+        attended += 4.0 * heads.out_cols() as f64;
+    }
+    let head = (spec.vocab * spec.hidden) as f64;
+    2.0 * weights * passing.tokens + 2.0 * head * passing.rows + attended * passing.pairs
+}
+
+/// FLOPs of a train step: the forward and twice as much for its gradient.
+pub fn training(spec: &ModelSpec, passing: Passing) -> f64 {
+    3.0 * forward(spec, passing)
+}

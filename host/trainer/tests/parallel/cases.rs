@@ -1,0 +1,264 @@
+//! The parity matrix: layouts, and what about each could go wrong.
+
+use super::toy::{Toy, config, mixed, records};
+use slime_core::RolloutRecord;
+use slime_model::layers::Recompute;
+use slime_trainer::TrainConfig;
+use slime_trainer::algo::Estimator;
+use slime_trainer::parallel::ParallelConfig;
+
+/// One row.
+#[derive(Clone)]
+pub struct Case {
+    /// Which row of the matrix.
+    pub group: &'static str,
+    /// What is particular about it.
+    pub name: String,
+    pub toy: Toy,
+    pub config: TrainConfig,
+    pub parallel: ParallelConfig,
+    pub records: Vec<RolloutRecord>,
+    /// Also in the default tests.
+    pub quick: bool,
+}
+
+fn case(group: &'static str, name: &str, parallel: ParallelConfig) -> Case {
+    let name = match name {
+        "" => parallel.short(),
+        name => format!("{}, {name}", parallel.short()),
+    };
+    Case {
+        group,
+        name,
+        toy: Toy::PLAIN,
+        config: config(),
+        parallel,
+        records: mixed(),
+        quick: false,
+    }
+}
+
+impl Case {
+    fn quick(mut self) -> Self {
+        self.quick = true;
+        self
+    }
+
+    fn toy(mut self, family: &'static str, kv: usize, tied: bool) -> Self {
+        self.toy = Toy { family, kv, tied };
+        self
+    }
+
+    fn with(mut self, change: impl FnOnce(&mut TrainConfig)) -> Self {
+        change(&mut self.config);
+        self
+    }
+}
+
+/// tp, pp, cp, dp.
+pub fn sizes(tp: usize, pp: usize, cp: usize, dp: usize) -> ParallelConfig {
+    ParallelConfig {
+        tensor_model_parallel_size: tp,
+        pipeline_model_parallel_size: pp,
+        context_parallel_size: cp,
+        data_parallel_size: dp,
+        ..ParallelConfig::default()
+    }
+}
+
+pub fn sequence_parallel(config: ParallelConfig) -> ParallelConfig {
+    ParallelConfig {
+        sequence_parallel: true,
+        ..config
+    }
+}
+
+fn tensor(all: &mut Vec<Case>) {
+    for tp in [2, 4] {
+        let quick = |case: Case| if tp == 2 { case.quick() } else { case };
+        all.push(quick(case("tp", "", sizes(tp, 1, 1, 1))));
+        all.push(quick(case("tp", "", sequence_parallel(sizes(tp, 1, 1, 1)))));
+    }
+    let tp4 = || sequence_parallel(sizes(4, 1, 1, 1));
+    all.push(
+        case("tp", "2 key heads", tp4())
+            .toy("qwen3", 2, false)
+            .quick(),
+    );
+    all.push(case("tp", "1 key head", tp4()).toy("qwen3", 1, true));
+    all.push(case("tp", "8 ranks, 2 key heads", sizes(8, 1, 1, 1)).toy("llama", 2, false));
+    let tp2 = || sequence_parallel(sizes(2, 1, 1, 1));
+    all.push(case("tp", "biases", tp2()).toy("qwen2", 4, false));
+    all.push(case("tp", "biases, 2 key heads", tp4()).toy("qwen2", 2, true));
+    all.push(case("tp", "tied", tp2()).toy("llama", 4, true).quick());
+}
+
+fn pipeline(all: &mut Vec<Case>) {
+    all.push(case("pp", "", sizes(1, 2, 1, 1)).quick());
+    all.push(case("pp", "", sizes(1, 4, 1, 1)));
+    all.push(
+        case("pp", "tied", sizes(1, 2, 1, 1))
+            .toy("llama", 4, true)
+            .quick(),
+    );
+    let uneven = ParallelConfig {
+        decoder_first_pipeline_num_layers: Some(1),
+        decoder_last_pipeline_num_layers: Some(1),
+        ..sizes(1, 3, 1, 1)
+    };
+    all.push(case("pp", "layers 1/2/1", uneven).quick());
+    for (pp, vpp) in [(2, 2), (4, 1)] {
+        let interleaved = ParallelConfig {
+            virtual_pipeline_model_parallel_size: vpp,
+            ..sizes(1, pp, 1, 1)
+        };
+        // One sequence a micro-batch: one of them, PP - 1, PP, 3 PP + 1.
+        let mut counts = vec![1, pp - 1, pp, 3 * pp + 1];
+        counts.dedup();
+        for micros in counts {
+            let lengths: Vec<_> = (0..micros).map(|i| (2 + i % 3, 5 + i % 4)).collect();
+            let mut row = case(
+                "pp",
+                &format!("{micros} micro-batches"),
+                interleaved.clone(),
+            );
+            row.records = records(&lengths, 11);
+            for record in &mut row.records {
+                record.outcome = "scored".into();
+                record.reward.get_or_insert(0.5);
+            }
+            row.config.max_tokens_per_gpu = 1;
+            row.config.num_steps_per_rollout = Some(1);
+            row.quick = vpp > 1 && micros == pp;
+            all.push(row);
+        }
+    }
+    let interleaved = ParallelConfig {
+        virtual_pipeline_model_parallel_size: 2,
+        ..sizes(1, 2, 1, 1)
+    };
+    all.push(case("pp", "tied", interleaved).toy("qwen2", 4, true));
+}
+
+fn context(all: &mut Vec<Case>) {
+    for cp in [2, 4] {
+        let quick = |case: Case| if cp == 2 { case.quick() } else { case };
+        all.push(quick(case("cp", "", sizes(1, 1, cp, 1))));
+        let mut edges = case(
+            "cp",
+            "lengths 2, 2cp-1, 2cp, 5cp+3, and prompts only",
+            sizes(1, 1, cp, 1),
+        );
+        // The last rollout's response is one token, so most ranks hold nothing of it that trains.
+        let lengths = [
+            (1, 1),
+            (1, 2 * cp - 2),
+            (1, 2 * cp - 1),
+            (3, 5 * cp),
+            (30, 1),
+            (1, 1),
+            (2, 2),
+            (40, 1),
+        ];
+        edges.records = records(&lengths, 3);
+        edges.config.num_steps_per_rollout = Some(2);
+        all.push(quick(edges));
+    }
+    let gspo = |c: &mut TrainConfig| c.advantage_estimator = Estimator::Gspo;
+    all.push(case("cp", "gspo", sizes(1, 1, 2, 1)).with(gspo).quick());
+    all.push(case("cp", "gspo", sizes(2, 1, 4, 1)).with(gspo));
+    let whiten = |c: &mut TrainConfig| {
+        c.advantage_estimator = Estimator::ReinforcePlusPlus;
+        c.normalize_advantages = true;
+        c.use_kl_loss = false;
+        c.kl_loss_coef = 0.0;
+        c.kl_coef = 0.1;
+    };
+    all.push(
+        case("cp", "whitened advantages", sizes(1, 1, 2, 2))
+            .with(whiten)
+            .quick(),
+    );
+}
+
+fn data(all: &mut Vec<Case>) {
+    for dp in [2, 3, 4] {
+        let quick = |case: Case| if dp == 3 { case.quick() } else { case };
+        all.push(quick(case("dp", "", sizes(1, 1, 1, dp))));
+    }
+    for (name, size) in [
+        ("a bucket a parameter", 1),
+        ("buckets of 37 KB", 37 * 1024 / 4),
+    ] {
+        let config = ParallelConfig {
+            ddp_bucket_size: Some(size),
+            ..sizes(1, 1, 1, 3)
+        };
+        all.push(case("dp", name, config));
+    }
+    let mut few = case("dp", "fewer sequences than ranks", sizes(1, 1, 1, 4));
+    few.records = records(&[(3, 5), (2, 6)], 9);
+    few.config.num_steps_per_rollout = Some(1);
+    all.push(few.quick());
+}
+
+fn packing(all: &mut Vec<Case>) {
+    for tokens in [1, 60, 10_000] {
+        let mut row = case("packing", &format!("{tokens} tokens"), sizes(2, 1, 1, 2));
+        row.config.max_tokens_per_gpu = tokens;
+        all.push(row);
+    }
+    let mut permuted = case("packing", "permuted", sizes(1, 2, 2, 1));
+    // Whole groups change places, so no statistic changes.
+    permuted.records.sort_by_key(|r| (r.group_id.0 + 1) % 3);
+    all.push(permuted);
+}
+
+fn recompute(all: &mut Vec<Case>) {
+    for (name, granularity, layers) in [
+        ("nothing again", Recompute::None, None),
+        ("everything again", Recompute::Full, None),
+        ("3 layers again", Recompute::Full, Some(3)),
+    ] {
+        let row = case("recompute", name, sequence_parallel(sizes(2, 2, 1, 1)));
+        all.push(row.with(|c| {
+            c.recompute_granularity = granularity;
+            c.recompute_num_layers = layers;
+        }));
+    }
+    all.push(
+        case("recompute", "everything again", sizes(1, 1, 2, 1))
+            .with(|c| c.recompute_granularity = Recompute::Full),
+    );
+}
+
+fn combinations(all: &mut Vec<Case>) {
+    all.push(case("combinations", "", sequence_parallel(sizes(2, 2, 2, 1))).quick());
+    all.push(case("combinations", "", sizes(2, 2, 2, 1)));
+    all.push(case("combinations", "", sequence_parallel(sizes(2, 2, 1, 2))).toy("llama", 4, true));
+    all.push(case(
+        "combinations",
+        "",
+        sequence_parallel(sizes(2, 2, 2, 2)),
+    ));
+    let wide = ParallelConfig {
+        virtual_pipeline_model_parallel_size: 2,
+        ..sequence_parallel(sizes(4, 2, 2, 1))
+    };
+    all.push(case("combinations", "2 key heads, tied", wide).toy("qwen3", 2, true));
+    all.push(case("combinations", "", sizes(1, 4, 2, 2)));
+    all.push(case("combinations", "", sequence_parallel(sizes(2, 1, 2, 4))).toy("qwen2", 4, false));
+}
+
+/// Every row.
+pub fn all() -> Vec<Case> {
+    let mut all = Vec::new();
+    tensor(&mut all);
+    pipeline(&mut all);
+    context(&mut all);
+    data(&mut all);
+    packing(&mut all);
+    recompute(&mut all);
+    combinations(&mut all);
+    all
+}

@@ -1,0 +1,148 @@
+//! Every layout of ranks against one rank, in f64 and f32. `cargo parity --all` runs the whole matrix and prints it; the
+//! rows marked quick run here.
+
+mod cases;
+mod pitfalls;
+mod plans;
+mod reshard;
+mod toy;
+
+use cases::{Case, sizes};
+use slime_kernels::{Cpu, Ops};
+use slime_model::layers::Recompute;
+use slime_trainer::parallel::ParallelConfig;
+use std::sync::Arc;
+use toy::{Gaps, Outcome, Toy, config, gaps, mixed, on_many, on_one};
+
+fn compare<O: Ops>(case: &Case, device: fn() -> O) -> Gaps {
+    let one = on_one(&Arc::new(device()), case.toy, &case.config, &case.records);
+    let many = on_many(
+        device,
+        case.toy,
+        &case.config,
+        &case.parallel,
+        &case.records,
+    );
+    gaps(&many.unwrap(), &one)
+}
+
+/// Tolerances of f64: losses, gradients, parameters.
+const DOUBLE: (f64, f64, f64) = (1e-10, 1e-11, 1e-10);
+
+fn holds(case: &Case, gaps: &Gaps, (loss, gradient, weight): (f64, f64, f64)) {
+    let within = gaps.loss <= loss && gaps.gradient <= gradient && gaps.weight <= weight;
+    assert!(within, "{} / {}: {gaps:?}", case.group, case.name);
+}
+
+fn quick(group: &str) {
+    let rows: Vec<Case> = cases::all()
+        .into_iter()
+        .filter(|case| case.quick && case.group == group)
+        .collect();
+    assert!(!rows.is_empty(), "{group}");
+    for case in rows {
+        holds(&case, &compare(&case, Cpu::<f64>::new), DOUBLE);
+    }
+}
+
+#[test]
+fn tensor_and_sequence_parallel_ranks_equal_one_rank() {
+    quick("tp");
+}
+
+#[test]
+fn pipelined_ranks_equal_one_rank() {
+    quick("pp");
+}
+
+#[test]
+fn ranks_that_share_sequences_equal_one_rank() {
+    quick("cp");
+}
+
+#[test]
+fn data_parallel_ranks_equal_one_rank() {
+    quick("dp");
+}
+
+#[test]
+fn combined_layouts_equal_one_rank() {
+    quick("combinations");
+}
+
+#[test]
+fn eight_ranks_in_f32_equal_one_rank_to_its_rounding() {
+    let mut case = cases::all()
+        .into_iter()
+        .find(|case| case.group == "combinations")
+        .unwrap();
+    // One step: later ones start from weights that Adam has already moved by whole steps where gradients are noise.
+    case.config.num_steps_per_rollout = Some(1);
+    holds(&case, &compare(&case, Cpu::<f32>::new), (1e-5, 1e-5, 1e-5));
+}
+
+fn run(parallel: &ParallelConfig, change: impl FnOnce(&mut slime_trainer::TrainConfig)) -> Outcome {
+    let mut config = config();
+    change(&mut config);
+    on_many(Cpu::<f32>::new, Toy::PLAIN, &config, parallel, &mixed()).unwrap()
+}
+
+#[test]
+fn recomputing_changes_no_bit() {
+    let layout = cases::sequence_parallel(sizes(2, 1, 2, 1));
+    let of = |granularity, layers| {
+        run(&layout, |c| {
+            c.recompute_granularity = granularity;
+            c.recompute_num_layers = layers;
+        })
+    };
+    let kept = of(Recompute::None, None);
+    assert!(of(Recompute::Selective, None) == kept);
+    assert!(of(Recompute::Full, None) == kept);
+    assert!(of(Recompute::Full, Some(2)) == kept);
+}
+
+#[test]
+fn the_size_of_gradient_buckets_changes_no_bit() {
+    let of = |size| {
+        let layout = ParallelConfig {
+            ddp_bucket_size: size,
+            ..sizes(1, 1, 1, 3)
+        };
+        let mut outcome = run(&layout, |c| c.clip_grad = 0.0);
+        // The norm sums squares slice by slice, so its last bits follow the buckets; without clipping nothing else does.
+        outcome.metrics.iter_mut().for_each(|m| m.grad_norm = None);
+        outcome
+    };
+    let whole = of(None);
+    assert!(of(Some(1)) == whole);
+    assert!(of(Some(37 * 1024 / 4)) == whole);
+}
+
+#[test]
+fn a_run_on_ranks_repeats_bit_by_bit() {
+    let layout = cases::sequence_parallel(sizes(2, 2, 1, 2));
+    assert!(run(&layout, |_| {}) == run(&layout, |_| {}));
+}
+
+#[test]
+fn a_layout_that_does_not_fit_the_model_is_refused_at_once_with_the_cure() {
+    let refuse = |parallel: ParallelConfig| {
+        let error = on_many(Cpu::<f32>::new, Toy::PLAIN, &config(), &parallel, &mixed());
+        error.map(drop).unwrap_err().to_string()
+    };
+    let message = refuse(ParallelConfig {
+        sequence_parallel: true,
+        ..sizes(1, 3, 1, 1)
+    });
+    assert!(
+        message.contains("sequence_parallel") && message.contains("leave it out"),
+        "{message}"
+    );
+    assert!(
+        message.contains("decoder_last_pipeline_num_layers"),
+        "{message}"
+    );
+    let message = refuse(sizes(3, 1, 1, 1));
+    assert!(message.contains("8 query heads"), "{message}");
+}

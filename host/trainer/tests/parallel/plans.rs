@@ -1,0 +1,222 @@
+//! What the plan says against what really happens: FLOPs counted, memory measured, calls of all ranks.
+
+use super::cases::{sequence_parallel, sizes};
+use super::toy::{Toy, config, weight};
+use slime_kernels::Cpu;
+use slime_kernels::shapes::{Meter, Shapes, Widths, Work};
+use slime_model::layers::Recompute;
+use slime_trainer::TrainConfig;
+use slime_trainer::parallel::trainer::{PATIENCE, Weights};
+use slime_trainer::parallel::{Mesh, ParallelConfig, ParallelTrainer, Place, Rank, Training};
+use slime_trainer::plan::flops::{self, Passing};
+use slime_trainer::plan::record::Groups;
+use slime_trainer::plan::{Machine, Recorded, Workload, record, replay, search};
+use std::sync::{Arc, Mutex};
+
+const WORK: Workload = Workload {
+    sequences: 8,
+    length: 24,
+    prompt: 1,
+};
+
+#[test]
+fn pitfall_33_the_flops_that_mfu_is_quoted_with_are_those_of_the_products_made() {
+    let spec = Toy::PLAIN.spec();
+    let meter = Meter::new(Widths::CPU);
+    let ops = Arc::new(Shapes::new(meter.clone()));
+    let place = Place::new(&ParallelConfig::default(), 0);
+    let mesh = Mesh::new(place, 4, |name, members| {
+        let comm = slime_kernels::comm::Simulated::new(
+            ops.clone(),
+            name,
+            members,
+            0,
+            Arc::new(|_: &str, _: &[usize], _| {}),
+        )?;
+        Ok(Arc::new(comm))
+    });
+    let config = TrainConfig {
+        recompute_granularity: Recompute::None,
+        ..TrainConfig::default()
+    };
+    let device = ops.clone();
+    let both = (config, ParallelConfig::default());
+    let mut rank = Rank::new(ops, spec.clone(), mesh.unwrap(), both, 263, &move |_, s| {
+        Ok(device.tensor_of(s.rows, s.cols))
+    })
+    .unwrap();
+    meter.take_work();
+    rank.train(&WORK.records()).unwrap();
+    let work = meter.take_work();
+    let (mut products, mut attention, mut gradient) = (0.0, 0.0, 0.0);
+    for work in &work {
+        match work {
+            Work::Gemm { .. } => products += work.flops(),
+            Work::Attention {
+                backward: false, ..
+            } => attention += work.flops(),
+            Work::Attention { .. } => gradient += work.flops(),
+            Work::Move { .. } => {}
+        }
+    }
+    // The last token of a sequence is only a target, and every other trains: no row is left out anywhere.
+    let (n, len) = (8.0, 23.0);
+    let passing = Passing {
+        tokens: n * len,
+        pairs: n * len * (len + 1.0) / 2.0,
+        rows: n * len,
+    };
+    let without = Passing {
+        pairs: 0.0,
+        ..passing
+    };
+    assert_eq!(products, flops::training(&spec, without));
+    let pairs = flops::forward(&spec, passing) - flops::forward(&spec, without);
+    assert_eq!(attention, pairs);
+    assert_eq!(gradient, 2.5 * pairs);
+}
+
+#[test]
+fn the_plans_memory_is_what_the_cpus_pool_really_hands_out() {
+    for (parallel, recompute) in [
+        (ParallelConfig::default(), Recompute::None),
+        (ParallelConfig::default(), Recompute::Selective),
+        (sizes(1, 1, 1, 2), Recompute::Full),
+        (sequence_parallel(sizes(2, 2, 1, 1)), Recompute::Selective),
+    ] {
+        let config = TrainConfig {
+            recompute_granularity: recompute,
+            max_tokens_per_gpu: 800,
+            log_probs_chunk_size: Some(400),
+            ..TrainConfig::default()
+        };
+        let devices: Arc<Mutex<Vec<(usize, Arc<Cpu<f32>>)>>> = Arc::default();
+        let made = devices.clone();
+        let training = Training {
+            spec: Toy::PLAIN.spec(),
+            config: config.clone(),
+            parallel: parallel.clone(),
+            vocab: 263,
+        };
+        let weights: Weights = Arc::new(|param| Ok(weight(param)));
+        let device = move |rank| {
+            let cpu = Arc::new(Cpu::<f32>::new());
+            made.lock().unwrap().push((rank, cpu.clone()));
+            Ok(cpu)
+        };
+        let mut trainer = ParallelTrainer::of_threads(training, weights, device, PATIENCE).unwrap();
+        // Large enough for what a step keeps to be more than what products lay out for a moment.
+        let work = Workload {
+            sequences: 16,
+            length: 101,
+            prompt: 1,
+        };
+        let records = work.records();
+        trainer.train(&records).unwrap();
+        for (rank, cpu) in devices.lock().unwrap().iter() {
+            let planned = record(
+                &Toy::PLAIN.spec(),
+                (&config, &parallel),
+                &records,
+                &Machine::h200(),
+                &Arc::new(Groups::default()),
+                Widths::CPU,
+                *rank,
+            );
+            let planned = planned.unwrap().memory.peak() as f64;
+            let gap = planned / cpu.peak_bytes() as f64 - 1.0;
+            assert!(
+                gap.abs() < 0.02,
+                "{} {recompute:?} rank {rank}: planned {planned}, measured {}",
+                parallel.short(),
+                cpu.peak_bytes()
+            );
+        }
+    }
+}
+
+#[test]
+fn a_large_machines_ranks_make_matching_calls_and_come_to_an_end() {
+    let spec = Toy::PLAIN.spec();
+    let parallel = sequence_parallel(sizes(2, 4, 2, 2));
+    // 24 tokens go in, which divide over the chunks of two cp ranks.
+    let work = Workload { length: 25, ..WORK };
+    let (groups, records) = (Arc::new(Groups::default()), work.records());
+    let config = TrainConfig {
+        max_tokens_per_gpu: 24,
+        ..TrainConfig::default()
+    };
+    let all: Vec<Recorded> = (0..32)
+        .map(|rank| {
+            let both = (&config, &parallel);
+            record(
+                &spec,
+                both,
+                &records,
+                &Machine::h200(),
+                &groups,
+                Widths::GPU,
+                rank,
+            )
+            .unwrap()
+        })
+        .collect();
+    // Ranks of one stage are alike: the same calls of the same sizes, in the same order.
+    for rank in &all {
+        assert_eq!(
+            rank.calls,
+            all[rank.rank / 8 * 8].calls,
+            "rank {}",
+            rank.rank
+        );
+    }
+    let outcome = replay(&all, &groups.list());
+    assert_eq!(outcome.halted, None);
+    assert_eq!(outcome.ranks.len(), 32);
+    // One rank a stage, the others taken to be like it, comes to the same step.
+    let few: Vec<Recorded> = all.iter().step_by(8).cloned().collect();
+    let fewer = replay(&few, &groups.list());
+    assert!((fewer.step_s / outcome.step_s - 1.0).abs() < 1e-9);
+    assert!(outcome.bubble() > 0.0 && outcome.exchanging() > 0.0);
+}
+
+#[test]
+fn the_search_puts_what_fits_first_and_recomputes_no_more_than_it_must() {
+    let spec = Toy::PLAIN.spec();
+    let work = Workload {
+        sequences: 16,
+        length: 64,
+        prompt: 8,
+    };
+    let roomy = search(&spec, &config(), 8, work, &Machine::h200());
+    // The toy's recipe asks for a reference, which nobody gives a plan.
+    assert!(roomy.is_err());
+    let config = TrainConfig {
+        max_tokens_per_gpu: 128,
+        ..TrainConfig::default()
+    };
+    let roomy = search(&spec, &config, 8, work, &Machine::h200()).unwrap();
+    assert!(
+        roomy
+            .iter()
+            .all(|c| c.fits && c.recompute.0 == Recompute::None)
+    );
+    assert!(
+        roomy
+            .windows(2)
+            .all(|w| w[0].outcome.step_s <= w[1].outcome.step_s)
+    );
+    let need = roomy.iter().map(|c| c.memory.peak()).min().unwrap() as f64;
+    let tight = Machine {
+        memory_bytes: need * 1.2,
+        ..Machine::h200()
+    };
+    let squeezed = search(&spec, &config, 8, work, &tight).unwrap();
+    assert!(
+        squeezed
+            .iter()
+            .any(|c| c.fits && c.recompute.0 != Recompute::None)
+    );
+    let order: Vec<bool> = squeezed.iter().map(|c| c.fits).collect();
+    assert!(order.is_sorted_by(|a, b| a >= b) && order.contains(&false));
+}

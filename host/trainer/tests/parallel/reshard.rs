@@ -1,0 +1,161 @@
+//! Checkpoints saved under one layout and loaded under another: the same bits, and the same next step.
+
+use super::cases::{sequence_parallel, sizes};
+use super::toy::{Outcome, Toy, config, gaps, mixed, outcome, ranks, records, weight};
+use slime_core::Step;
+use slime_kernels::{Cpu, Ops};
+use slime_model::params;
+use slime_trainer::parallel::{ParallelConfig, ParallelTrainer};
+use slime_trainer::{Error, TrainConfig, Trainer};
+use std::path::Path;
+use std::sync::Arc;
+
+type F32 = Cpu<f32>;
+
+const TOY: Toy = Toy {
+    family: "qwen3",
+    kv: 2,
+    tied: true,
+};
+
+fn plain() -> TrainConfig {
+    TrainConfig {
+        use_kl_loss: false,
+        kl_loss_coef: 0.0,
+        ..config()
+    }
+}
+
+fn fresh(parallel: &ParallelConfig) -> ParallelTrainer<F32> {
+    ranks(F32::new, TOY, &plain(), parallel).unwrap()
+}
+
+/// Weights as bits, and moments as a checkpoint of one rank's layout holds them.
+fn bits(trainer: &ParallelTrainer<F32>, dir: &Path) -> (Vec<u32>, Vec<u8>) {
+    let all = trainer.params().clone();
+    let weights = all.iter().flat_map(|p| trainer.read_param(p).unwrap());
+    let weights = weights.map(f32::to_bits).collect();
+    trainer.save(dir, Step(7)).unwrap();
+    let mut one = fresh(&ParallelConfig::default());
+    assert_eq!(one.load(dir).unwrap(), Step(7));
+    let again = dir.with_extension("one");
+    one.save(&again, Step(7)).unwrap();
+    (
+        weights,
+        std::fs::read(again.join("rank_0_optimizer.safetensors")).unwrap(),
+    )
+}
+
+#[test]
+fn a_checkpoint_of_any_layout_loads_into_any_other_bit_by_bit() {
+    let root = tempfile::tempdir().unwrap();
+    let saved = sequence_parallel(sizes(2, 2, 1, 2));
+    let mut first = fresh(&saved);
+    first.train(&mixed()).unwrap();
+    let dir = root.path().join("step_7");
+    let (weights, moments) = bits(&first, &dir);
+    let next = records(&[(3, 7), (4, 9), (2, 5), (6, 3)], 77);
+    let after = |trainer: &mut ParallelTrainer<F32>| -> Outcome {
+        let metrics = trainer.train(&next).unwrap();
+        outcome(trainer, metrics).unwrap()
+    };
+    let continued = after(&mut first);
+    for parallel in [
+        ParallelConfig::default(),
+        sizes(4, 1, 1, 1),
+        sizes(1, 4, 1, 1),
+        sizes(1, 1, 2, 3),
+        sequence_parallel(sizes(4, 2, 1, 1)),
+        saved.clone(),
+    ] {
+        let mut other = fresh(&parallel);
+        assert_eq!(other.load(&dir).unwrap(), Step(7));
+        let again = root.path().join(format!("again_{}", parallel.world()));
+        let (other_weights, other_moments) = bits(&other, &again);
+        assert!(other_weights == weights, "{}", parallel.short());
+        assert!(other_moments == moments, "{}", parallel.short());
+        // The counters came along too: the next step is the one that the first trainer makes.
+        let gaps = gaps(&after(&mut other), &continued);
+        assert!(
+            gaps.loss < 1e-4 && gaps.weight < 1e-4,
+            "{} {gaps:?}",
+            parallel.short()
+        );
+        if parallel == saved {
+            assert!(
+                gaps.loss == 0.0 && gaps.gradient == 0.0 && gaps.weight == 0.0,
+                "{gaps:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn one_rank_and_many_read_each_others_checkpoints() {
+    let root = tempfile::tempdir().unwrap();
+    let (spec, ops) = (TOY.spec(), Arc::new(F32::new()));
+    let tensors = || -> Vec<_> {
+        params(&spec)
+            .iter()
+            .map(|p| ops.tensor(p.rows, p.cols, &weight(p)).unwrap())
+            .collect()
+    };
+    let new = || Trainer::new(ops.clone(), spec.clone(), tensors(), plain()).unwrap();
+    let mut one = new();
+    one.train(&mixed()).unwrap();
+    let dir = root.path().join("one");
+    one.save(&dir, Step(3)).unwrap();
+    let mut many = fresh(&sequence_parallel(sizes(2, 2, 1, 2)));
+    assert_eq!(many.load(&dir).unwrap(), Step(3));
+    assert_eq!(many.num_updates().unwrap(), one.num_updates());
+    for param in one.network().params().iter() {
+        let (a, b) = (
+            one.read_param(param).unwrap(),
+            many.read_param(param).unwrap(),
+        );
+        assert!(a == b, "{}", param.name);
+    }
+    let back = root.path().join("many");
+    many.save(&back, Step(4)).unwrap();
+    let mut again = new();
+    assert_eq!(again.load(&back).unwrap(), Step(4));
+    let third = root.path().join("again");
+    again.save(&third, Step(3)).unwrap();
+    for file in ["model.safetensors", "optimizer.safetensors", "index.json"] {
+        let read = |dir: &Path| std::fs::read(dir.join(file)).unwrap();
+        assert!(read(&dir) == read(&third), "{file}");
+    }
+}
+
+#[test]
+fn a_checkpoint_that_lost_a_ranks_file_is_refused_by_name() {
+    let root = tempfile::tempdir().unwrap();
+    let dir = root.path().join("step_1");
+    fresh(&sizes(2, 1, 1, 1)).save(&dir, Step(1)).unwrap();
+    std::fs::remove_file(dir.join("rank_1.safetensors")).unwrap();
+    let error = fresh(&sizes(4, 1, 1, 1)).load(&dir).unwrap_err();
+    assert!(error.to_string().contains("rank_1.safetensors"), "{error}");
+    let other = Toy { kv: 4, ..TOY };
+    let mut trainer = ranks(F32::new, other, &plain(), &sizes(2, 1, 1, 1)).unwrap();
+    let error = trainer.load(&dir).unwrap_err();
+    assert!(matches!(error, Error::OtherModel { .. }), "{error}");
+}
+
+#[test]
+fn pitfall_16_a_checkpoint_holds_no_padding() {
+    let root = tempfile::tempdir().unwrap();
+    let dir = root.path().join("step_1");
+    // 263 tokens over 4 ranks and buckets over 3 need padding.
+    fresh(&sizes(4, 1, 1, 3)).save(&dir, Step(1)).unwrap();
+    let elements: usize = params(&TOY.spec()).iter().map(|p| p.len()).sum();
+    let mut bytes = 0;
+    for entry in std::fs::read_dir(&dir).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_some_and(|e| e == "safetensors") {
+            let file = std::fs::read(&path).unwrap();
+            let header = u64::from_le_bytes(file[..8].try_into().unwrap()) as usize;
+            bytes += file.len() - 8 - header;
+        }
+    }
+    assert_eq!(bytes, 3 * 4 * elements);
+}

@@ -1,0 +1,104 @@
+//! Ranks that compute together: one trait, [`Comm`], a group of ranks as each of its members sees it.
+//!
+//! Every sum is in rank order, so all members get the same bits, and the same bits at every run. A call that the others do
+//! not make too, or make with another shape, is an error that names both sides, never a hang. It knows no layer and no
+//! schedule; which ranks form a group is the trainer's (`parallel::layout`). Read [`threads`] next.
+
+pub mod simulated;
+pub mod threads;
+
+pub use simulated::Simulated;
+pub use threads::{Threads, World};
+
+use crate::{Ops, Result};
+
+/// How host numbers are combined.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reduce {
+    /// Added, in rank order.
+    Sum,
+    /// The largest.
+    Max,
+}
+
+/// A group of ranks, seen by one of them. Members make the same calls in the same order.
+///
+/// Rows are the unit of what is gathered and scattered: with `n` members, `[rows, cols]` of each becomes
+/// `[n rows, cols]`, in the members' order, and the reverse.
+pub trait Comm<O: Ops>: Send + Sync {
+    /// For people: `tp`, `dp`, …
+    fn name(&self) -> &str;
+    /// This rank's place among the members, from 0.
+    fn rank(&self) -> usize;
+    /// Number of members.
+    fn size(&self) -> usize;
+
+    /// The sum of everybody's `x`.
+    ///
+    /// # Errors
+    /// As for every call: the members disagree, one does not answer in time, or one has failed.
+    fn all_reduce(&self, x: &O::Tensor) -> Result<O::Tensor>;
+    /// Everybody's rows.
+    ///
+    /// # Errors
+    /// As [`Self::all_reduce`].
+    fn all_gather(&self, x: &O::Tensor) -> Result<O::Tensor>;
+    /// This rank's share of the rows of the sum; their number is a multiple of the members'.
+    ///
+    /// # Errors
+    /// As [`Self::all_reduce`].
+    fn reduce_scatter(&self, x: &O::Tensor) -> Result<O::Tensor>;
+    /// The first `send_rows[0]` rows go to member 0, the next `send_rows[1]` to member 1, …; what comes back is everybody's
+    /// rows for this rank, `recv_rows[i]` of them from member `i`.
+    ///
+    /// # Errors
+    /// As [`Self::all_reduce`]; also if a member sends another number of rows than is awaited.
+    fn all_to_all(
+        &self,
+        x: &O::Tensor,
+        send_rows: &[usize],
+        recv_rows: &[usize],
+    ) -> Result<O::Tensor>;
+    /// What the member before this one gave; its own goes to the next, and the last member's to the first.
+    ///
+    /// # Errors
+    /// As [`Self::all_reduce`].
+    fn rotate(&self, x: &O::Tensor) -> Result<O::Tensor>;
+    /// Give `x` to member `to`, which receives it with the same `tag`. Does not wait.
+    ///
+    /// # Errors
+    /// A rank has failed.
+    fn send(&self, to: usize, tag: u64, x: &O::Tensor) -> Result<()>;
+    /// What member `from` sent with this `tag`: `[rows, cols]`.
+    ///
+    /// # Errors
+    /// As [`Self::all_reduce`].
+    fn recv(&self, from: usize, tag: u64, rows: usize, cols: usize) -> Result<O::Tensor>;
+
+    /// Replace an accumulator by the sum of everybody's.
+    ///
+    /// # Errors
+    /// As [`Self::all_reduce`].
+    fn all_reduce_float(&self, x: &mut O::Float) -> Result<()>;
+    /// `[1, n]` → this rank's share of the sum, `[1, n / size]`.
+    ///
+    /// # Errors
+    /// As [`Self::all_reduce`].
+    fn reduce_scatter_float(&self, x: &O::Float) -> Result<O::Float>;
+    /// `[1, n]` → everybody's, `[1, n size]`.
+    ///
+    /// # Errors
+    /// As [`Self::all_reduce`].
+    fn all_gather_float(&self, x: &O::Float) -> Result<O::Float>;
+
+    /// Combine a few host numbers in place.
+    ///
+    /// # Errors
+    /// As [`Self::all_reduce`].
+    fn all_reduce_host(&self, x: &mut [f64], how: Reduce) -> Result<()>;
+    /// Everybody's host numbers, as many from each, in the members' order.
+    ///
+    /// # Errors
+    /// As [`Self::all_reduce`].
+    fn all_gather_host(&self, x: &[f64]) -> Result<Vec<f64>>;
+}

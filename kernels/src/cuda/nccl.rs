@@ -1,0 +1,550 @@
+//! Ranks on several GPUs: NCCL, found at run time, behind [`Comm`].
+//!
+//! A small binding of our own, because pip's and the distributions' file is `libnccl.so.2`, which cudarc does not try.
+//! Collectives run on the device's one stream, so they are ordered with the kernels around them; messages between stages
+//! run on two streams of their own, one a direction, so that no send waits for a receive queued behind it. Host numbers go
+//! through the group of threads that also gave every member the group's id. When a rank fails, every communicator is
+//! aborted, which frees whoever waits in one. Read [`crate::comm`] for the contract.
+
+use super::{Cuda, Float, Tensor, driver, library};
+use crate::comm::{Comm, Reduce, Threads, World};
+use crate::{Error, Result};
+use cudarc::driver::{CudaEvent, CudaStream};
+use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
+use std::collections::VecDeque;
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+const NAMES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
+
+/// NCCL's numbers for what we send.
+const BF16: c_int = 9;
+const F32: c_int = 7;
+const SUM: c_int = 0;
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct UniqueId([u8; 128]);
+
+type Handle = *mut c_void;
+type Status = c_int;
+type Collective = unsafe extern "C" fn(
+    *const c_void,
+    *mut c_void,
+    usize,
+    c_int,
+    c_int,
+    Handle,
+    *mut c_void,
+) -> Status;
+
+/// The functions used, as nccl.h declares them.
+struct Api {
+    version: unsafe extern "C" fn(*mut c_int) -> Status,
+    unique_id: unsafe extern "C" fn(*mut UniqueId) -> Status,
+    init_rank: unsafe extern "C" fn(*mut Handle, c_int, UniqueId, c_int) -> Status,
+    destroy: unsafe extern "C" fn(Handle) -> Status,
+    abort: unsafe extern "C" fn(Handle) -> Status,
+    words: unsafe extern "C" fn(Status) -> *const c_char,
+    all_reduce: Collective,
+    reduce_scatter: Collective,
+    all_gather: unsafe extern "C" fn(
+        *const c_void,
+        *mut c_void,
+        usize,
+        c_int,
+        Handle,
+        *mut c_void,
+    ) -> Status,
+    send: unsafe extern "C" fn(*const c_void, usize, c_int, c_int, Handle, *mut c_void) -> Status,
+    recv: unsafe extern "C" fn(*mut c_void, usize, c_int, c_int, Handle, *mut c_void) -> Status,
+    group_start: unsafe extern "C" fn() -> Status,
+    group_end: unsafe extern "C" fn() -> Status,
+}
+
+fn failed(detail: impl Into<String>) -> Error {
+    Error::Device {
+        library: "nccl",
+        detail: detail.into(),
+    }
+}
+
+impl Api {
+    fn open() -> std::result::Result<Self, String> {
+        let mut found = None;
+        let folders = library::folders();
+        let paths = folders
+            .iter()
+            .flat_map(|folder| NAMES.iter().map(move |name| folder.join(name)))
+            .filter(|path| path.exists())
+            .chain(NAMES.iter().map(std::path::PathBuf::from));
+        for path in paths {
+            // SAFETY: NCCL's initialisers depend on nothing of ours. Local, because a second copy in the process (PyTorch's)
+            // must not lend it symbols.
+            if let Ok(library) = unsafe { Library::open(Some(&path), RTLD_NOW | RTLD_LOCAL) } {
+                found = Some(library);
+                break;
+            }
+        }
+        let library = found.ok_or(
+            "libnccl.so.2 was not found: install NCCL 2, or PyTorch in the active Python environment",
+        )?;
+        macro_rules! symbol {
+            ($name:literal) => {
+                // SAFETY: the field it is assigned to has the type nccl.h declares for it.
+                *unsafe { library.get(concat!($name, "\0").as_bytes()) }
+                    .map_err(|e| format!("{} is missing: {e}", $name))?
+            };
+        }
+        let api = Self {
+            version: symbol!("ncclGetVersion"),
+            unique_id: symbol!("ncclGetUniqueId"),
+            init_rank: symbol!("ncclCommInitRank"),
+            destroy: symbol!("ncclCommDestroy"),
+            abort: symbol!("ncclCommAbort"),
+            words: symbol!("ncclGetErrorString"),
+            all_reduce: symbol!("ncclAllReduce"),
+            reduce_scatter: symbol!("ncclReduceScatter"),
+            all_gather: symbol!("ncclAllGather"),
+            send: symbol!("ncclSend"),
+            recv: symbol!("ncclRecv"),
+            group_start: symbol!("ncclGroupStart"),
+            group_end: symbol!("ncclGroupEnd"),
+        };
+        // Its threads outlive every communicator, so it is never unloaded.
+        std::mem::forget(library);
+        Ok(api)
+    }
+
+    fn get() -> Result<&'static Self> {
+        static API: OnceLock<std::result::Result<Api, String>> = OnceLock::new();
+        match API.get_or_init(Self::open) {
+            Ok(api) => Ok(api),
+            Err(detail) => Err(failed(detail.clone())),
+        }
+    }
+
+    fn check(&self, op: &str, status: Status) -> Result<()> {
+        if status == 0 {
+            return Ok(());
+        }
+        // SAFETY: NCCL gives a constant, NUL-terminated string for any status.
+        let words = unsafe { CStr::from_ptr((self.words)(status)) };
+        Err(failed(format!("{op}: {}", words.to_string_lossy())))
+    }
+}
+
+/// NCCL's version, as it writes it: 22903 is 2.29.3.
+///
+/// # Errors
+/// There is no NCCL on this machine; the message says what to install.
+pub fn version() -> Result<i32> {
+    let api = Api::get()?;
+    let mut version = 0;
+    // SAFETY: writes one int.
+    api.check("ncclGetVersion", unsafe { (api.version)(&mut version) })?;
+    Ok(version)
+}
+
+/// One communicator. Its handle is kept as an address; calls on it are made one at a time.
+struct Line {
+    address: usize,
+    one_at_a_time: Mutex<()>,
+    aborted: AtomicBool,
+}
+
+impl Line {
+    /// All members call it at once; `id` is the same on all.
+    fn new(api: &Api, size: usize, rank: usize, id: UniqueId) -> Result<Arc<Self>> {
+        let mut handle: Handle = std::ptr::null_mut();
+        // SAFETY: writes one handle; the current device is this rank's, bound by the caller.
+        let status = unsafe { (api.init_rank)(&mut handle, size as c_int, id, rank as c_int) };
+        api.check("ncclCommInitRank", status)?;
+        Ok(Arc::new(Self {
+            address: handle as usize,
+            one_at_a_time: Mutex::default(),
+            aborted: AtomicBool::new(false),
+        }))
+    }
+
+    fn with(&self, call: impl FnOnce(Handle) -> Status) -> Result<Status> {
+        let lock = self.one_at_a_time.lock();
+        let _held = lock.unwrap_or_else(PoisonError::into_inner);
+        if self.aborted.load(Ordering::Acquire) {
+            return Err(Error::Comm("the communicator was aborted".into()));
+        }
+        Ok(call(self.address as Handle))
+    }
+
+    /// Free whoever waits in it. Not under the lock: a thread that waits inside a call holds it.
+    fn abort(&self, api: &Api) {
+        if !self.aborted.swap(true, Ordering::AcqRel) {
+            // SAFETY: the handle came from ncclCommInitRank, is not destroyed once `aborted` is set, and may be aborted
+            // while others wait in it.
+            let _ = unsafe { (api.abort)(self.address as Handle) };
+        }
+    }
+
+    fn destroy(&self, api: &Api) {
+        if !self.aborted.swap(true, Ordering::AcqRel) {
+            // SAFETY: the handle is live and nothing uses it from now on.
+            let _ = unsafe { (api.destroy)(self.address as Handle) };
+        }
+    }
+}
+
+/// A tensor on its way to another rank, kept until it has left.
+type Leaving = VecDeque<(CudaEvent, Tensor)>;
+
+/// Messages of one direction.
+struct Post {
+    line: Arc<Line>,
+    stream: Arc<CudaStream>,
+    leaving: Mutex<Leaving>,
+}
+
+/// One rank's membership of a group of GPUs.
+pub struct Nccl {
+    cuda: Arc<Cuda>,
+    api: &'static Api,
+    host: Threads<Cuda>,
+    line: Arc<Line>,
+    /// Forward and backward; made for groups that send messages.
+    posts: Option<[Post; 2]>,
+}
+
+impl Nccl {
+    /// Rank `rank` of the world as a member of the group `members`, all of which call it at the same time; each has a GPU
+    /// of its own. `messages` says whether members will send each other single tensors.
+    ///
+    /// # Errors
+    /// There is no NCCL, it refuses, or a rank failed.
+    pub fn new(
+        cuda: Arc<Cuda>,
+        world: Arc<World>,
+        name: &str,
+        members: Vec<usize>,
+        rank: usize,
+        messages: bool,
+    ) -> Result<Self> {
+        let api = Api::get()?;
+        let host = Threads::new(cuda.clone(), world.clone(), name, members, rank)?;
+        cuda.device.bind()?;
+        let line = || -> Result<Arc<Line>> {
+            let mut id = UniqueId([0; 128]);
+            if host.rank() == 0 {
+                // SAFETY: writes 128 bytes.
+                api.check("ncclGetUniqueId", unsafe { (api.unique_id)(&mut id) })?;
+            }
+            let said: Vec<f64> = id.0.iter().map(|&b| f64::from(b)).collect();
+            let all = host.all_gather_host(&said)?;
+            for (byte, said) in id.0.iter_mut().zip(&all) {
+                *byte = *said as u8;
+            }
+            let line = Line::new(api, host.size(), host.rank(), id)?;
+            let (watched, api) = (Arc::downgrade(&line), api);
+            world.on_end(move || {
+                if let Some(line) = watched.upgrade() {
+                    line.abort(api);
+                }
+            });
+            Ok(line)
+        };
+        let main = line()?;
+        let post = || -> Result<Post> {
+            Ok(Post {
+                line: line()?,
+                stream: cuda.device.context.new_stream().map_err(driver)?,
+                leaving: Mutex::default(),
+            })
+        };
+        let posts = match messages {
+            true => Some([post()?, post()?]),
+            false => None,
+        };
+        Ok(Self {
+            api,
+            host,
+            line: main,
+            posts,
+            cuda,
+        })
+    }
+
+    fn stream(&self) -> *mut c_void {
+        self.cuda.device.stream.cu_stream().cast()
+    }
+
+    fn call(&self, op: &str, call: impl FnOnce(Handle, *mut c_void) -> Status) -> Result<()> {
+        self.cuda.device.bind()?;
+        let stream = self.stream();
+        let status = self.line.with(|handle| call(handle, stream))?;
+        self.api.check(op, status)
+    }
+
+    /// Several sends and receives as one call.
+    fn grouped(&self, op: &str, calls: impl FnOnce(Handle, *mut c_void) -> Status) -> Result<()> {
+        self.call(op, |handle, stream| {
+            // SAFETY: every start has its end, on this thread.
+            let begun = unsafe { (self.api.group_start)() };
+            if begun != 0 {
+                return begun;
+            }
+            let inside = calls(handle, stream);
+            // SAFETY: as above.
+            let ended = unsafe { (self.api.group_end)() };
+            if inside != 0 { inside } else { ended }
+        })
+    }
+
+    fn post(&self, tag: u64) -> Result<&Post> {
+        let posts = self.posts.as_ref();
+        let posts = posts.ok_or_else(|| failed("this group was made without messages"))?;
+        Ok(&posts[(tag % 2) as usize])
+    }
+}
+
+impl Drop for Nccl {
+    fn drop(&mut self) {
+        // Kernels of NCCL may still run; a communicator is destroyed after them.
+        let _ = self.cuda.synchronize();
+        let posts = self.posts.iter().flatten();
+        let lines = posts.map(|post| &post.line).chain([&self.line]);
+        lines.for_each(|line| line.destroy(self.api));
+    }
+}
+
+fn at(block: u64) -> *mut c_void {
+    block as *mut c_void
+}
+
+fn statuses(all: impl Iterator<Item = Status>) -> Status {
+    all.fold(0, |first, status| if first != 0 { first } else { status })
+}
+
+impl Comm<Cuda> for Nccl {
+    fn name(&self) -> &str {
+        self.host.name()
+    }
+
+    fn rank(&self) -> usize {
+        self.host.rank()
+    }
+
+    fn size(&self) -> usize {
+        self.host.size()
+    }
+
+    fn all_reduce(&self, x: &Tensor) -> Result<Tensor> {
+        let y = self.cuda.new_tensor(x.rows, x.cols, "a sum over ranks")?;
+        let n = x.rows * x.cols;
+        self.call("ncclAllReduce", |handle, stream| {
+            // SAFETY: both blocks hold n bf16 and live in stream order.
+            unsafe {
+                (self.api.all_reduce)(
+                    at(x.block.ptr),
+                    at(y.block.ptr),
+                    n,
+                    BF16,
+                    SUM,
+                    handle,
+                    stream,
+                )
+            }
+        })?;
+        Ok(y)
+    }
+
+    fn all_gather(&self, x: &Tensor) -> Result<Tensor> {
+        let rows = x.rows * self.size();
+        let y = self.cuda.new_tensor(rows, x.cols, "gathered ranks")?;
+        let n = x.rows * x.cols;
+        self.call("ncclAllGather", |handle, stream| {
+            // SAFETY: x holds n bf16, y as many for each member.
+            unsafe {
+                (self.api.all_gather)(at(x.block.ptr), at(y.block.ptr), n, BF16, handle, stream)
+            }
+        })?;
+        Ok(y)
+    }
+
+    fn reduce_scatter(&self, x: &Tensor) -> Result<Tensor> {
+        let rows = divided("reduce_scatter", x.rows, self.size())?;
+        let y = self.cuda.new_tensor(rows, x.cols, "a share of a sum")?;
+        let n = rows * x.cols;
+        self.call("ncclReduceScatter", |handle, stream| {
+            // SAFETY: y holds n bf16, x as many for each member.
+            unsafe {
+                (self.api.reduce_scatter)(
+                    at(x.block.ptr),
+                    at(y.block.ptr),
+                    n,
+                    BF16,
+                    SUM,
+                    handle,
+                    stream,
+                )
+            }
+        })?;
+        Ok(y)
+    }
+
+    fn all_to_all(&self, x: &Tensor, send_rows: &[usize], recv_rows: &[usize]) -> Result<Tensor> {
+        let size = self.size();
+        let fits = send_rows.len() == size
+            && recv_rows.len() == size
+            && send_rows.iter().sum::<usize>() == x.rows;
+        if !fits {
+            let detail = format!(
+                "{send_rows:?} and {recv_rows:?} rows for {size} members and {}",
+                x.rows
+            );
+            return Err(failed(format!("all_to_all: {detail}")));
+        }
+        let rows = recv_rows.iter().sum();
+        let y = self.cuda.new_tensor(rows, x.cols, "rows of all ranks")?;
+        self.grouped("all_to_all", |handle, stream| {
+            let (mut from, mut to) = (x.block.ptr, y.block.ptr);
+            statuses((0..size).map(|peer| {
+                let (n, m) = (send_rows[peer] * x.cols, recv_rows[peer] * x.cols);
+                let mut status = 0;
+                // SAFETY: the counts sum to the rows of x and of y.
+                unsafe {
+                    if n > 0 {
+                        status = (self.api.send)(at(from), n, BF16, peer as c_int, handle, stream);
+                    }
+                    if m > 0 && status == 0 {
+                        status = (self.api.recv)(at(to), m, BF16, peer as c_int, handle, stream);
+                    }
+                }
+                (from, to) = (from + 2 * n as u64, to + 2 * m as u64);
+                status
+            }))
+        })?;
+        Ok(y)
+    }
+
+    fn rotate(&self, x: &Tensor) -> Result<Tensor> {
+        let (size, rank) = (self.size(), self.rank());
+        let (next, before) = ((rank + 1) % size, (rank + size - 1) % size);
+        let y = self.cuda.new_tensor(x.rows, x.cols, "a neighbour's rows")?;
+        let n = x.rows * x.cols;
+        self.grouped("rotate", |handle, stream| {
+            // SAFETY: both blocks hold n bf16.
+            unsafe {
+                let sent = (self.api.send)(at(x.block.ptr), n, BF16, next as c_int, handle, stream);
+                let got =
+                    (self.api.recv)(at(y.block.ptr), n, BF16, before as c_int, handle, stream);
+                if sent != 0 { sent } else { got }
+            }
+        })?;
+        Ok(y)
+    }
+
+    fn send(&self, to: usize, tag: u64, x: &Tensor) -> Result<()> {
+        let post = self.post(tag)?;
+        self.cuda.device.bind()?;
+        // What made x comes first; x lives until it has left.
+        post.stream.join(&self.cuda.device.stream).map_err(driver)?;
+        let (n, stream) = (x.rows * x.cols, post.stream.cu_stream().cast());
+        let status = post.line.with(|handle| {
+            // SAFETY: x holds n bf16 and is kept below until the stream has passed this point.
+            unsafe { (self.api.send)(at(x.block.ptr), n, BF16, to as c_int, handle, stream) }
+        })?;
+        self.api.check("ncclSend", status)?;
+        let left = post.stream.record_event(None).map_err(driver)?;
+        let mut leaving = post.leaving.lock().unwrap_or_else(PoisonError::into_inner);
+        while leaving
+            .front()
+            .is_some_and(|(event, _)| event.is_complete())
+        {
+            leaving.pop_front();
+        }
+        leaving.push_back((left, x.clone()));
+        Ok(())
+    }
+
+    fn recv(&self, from: usize, tag: u64, rows: usize, cols: usize) -> Result<Tensor> {
+        let post = self.post(tag)?;
+        self.cuda.device.bind()?;
+        let y = self.cuda.new_tensor(rows, cols, "a stage's stream")?;
+        // Who used this memory before comes first, and who reads it comes after.
+        post.stream.join(&self.cuda.device.stream).map_err(driver)?;
+        let stream = post.stream.cu_stream().cast();
+        let status = post.line.with(|handle| {
+            // SAFETY: y holds rows × cols bf16, and the device's stream waits for the message below.
+            unsafe {
+                (self.api.recv)(
+                    at(y.block.ptr),
+                    rows * cols,
+                    BF16,
+                    from as c_int,
+                    handle,
+                    stream,
+                )
+            }
+        })?;
+        self.api.check("ncclRecv", status)?;
+        self.cuda.device.stream.join(&post.stream).map_err(driver)?;
+        Ok(y)
+    }
+
+    fn all_reduce_float(&self, x: &mut Float) -> Result<()> {
+        let n = x.rows * x.cols;
+        self.call("ncclAllReduce", |handle, stream| {
+            let ptr = at(x.block.ptr);
+            // SAFETY: in place over n f32.
+            unsafe { (self.api.all_reduce)(ptr, ptr, n, F32, SUM, handle, stream) }
+        })
+    }
+
+    fn reduce_scatter_float(&self, x: &Float) -> Result<Float> {
+        let n = divided("reduce_scatter", x.rows * x.cols, self.size())?;
+        let y = self.cuda.new_float(1, n, "a share of a sum")?;
+        self.call("ncclReduceScatter", |handle, stream| {
+            // SAFETY: y holds n f32, x as many for each member.
+            unsafe {
+                (self.api.reduce_scatter)(
+                    at(x.block.ptr),
+                    at(y.block.ptr),
+                    n,
+                    F32,
+                    SUM,
+                    handle,
+                    stream,
+                )
+            }
+        })?;
+        Ok(y)
+    }
+
+    fn all_gather_float(&self, x: &Float) -> Result<Float> {
+        let n = x.rows * x.cols;
+        let y = self.cuda.new_float(1, n * self.size(), "gathered ranks")?;
+        self.call("ncclAllGather", |handle, stream| {
+            // SAFETY: x holds n f32, y as many for each member.
+            unsafe {
+                (self.api.all_gather)(at(x.block.ptr), at(y.block.ptr), n, F32, handle, stream)
+            }
+        })?;
+        Ok(y)
+    }
+
+    fn all_reduce_host(&self, x: &mut [f64], how: Reduce) -> Result<()> {
+        self.host.all_reduce_host(x, how)
+    }
+
+    fn all_gather_host(&self, x: &[f64]) -> Result<Vec<f64>> {
+        self.host.all_gather_host(x)
+    }
+}
+
+fn divided(op: &str, n: usize, members: usize) -> Result<usize> {
+    match n % members {
+        0 => Ok(n / members),
+        _ => Err(failed(format!(
+            "{op}: {n} is no multiple of {members} members"
+        ))),
+    }
+}
