@@ -14,6 +14,7 @@ mod mask;
 mod plan;
 mod plugin;
 mod recipe;
+mod replay;
 mod rollout;
 mod run;
 mod score;
@@ -76,6 +77,8 @@ enum Verb {
     Import(import::Args),
     /// Show a run, or compare two
     Inspect(inspect::Args),
+    /// Run stored rollouts once more and compare
+    Replay(replay::Args),
     /// Show what is here and what is missing
     Doctor(doctor::Args),
     /// Show or check a recipe
@@ -158,6 +161,7 @@ fn dispatch(verb: Verb, context: &Context) -> Result<Outcome> {
         Verb::Convert(args) => convert::run(args, context),
         Verb::Import(args) => import::run(args, context),
         Verb::Inspect(args) => inspect::run(args, context),
+        Verb::Replay(args) => replay::run(args, context),
         Verb::Doctor(args) => doctor::run(args),
         Verb::Config(args) => config::run(args),
     }

@@ -5,10 +5,11 @@ use crate::config::plan::LimitsPlan;
 use crate::config::{Problem, units};
 use crate::error::{Failure, Result, at_path};
 use crate::wire::plugins;
-use slime_runtime::RuntimeError;
+use serde_json::Value;
+use slime_runtime::{Plugin, RuntimeError};
 use std::fs::File;
 use std::io::{BufReader, BufWriter};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// What to score.
 #[derive(Debug, clap::Args)]
@@ -33,6 +34,11 @@ pub struct Args {
     /// Fixes the randomness that the plugin may see
     #[arg(long, value_name = "N", default_value_t = 42)]
     seed: u64,
+    /// Score with a second plugin too, and list the rows on which they differ
+    #[arg(long, value_name = "PLUGIN")]
+    compare: Option<PathBuf>,
+    #[command(flatten)]
+    grants: super::plugin::GrantArgs,
     /// `seed=N`, as for a run
     #[arg(long = "set", value_name = "KEY=VALUE")]
     sets: Vec<String>,
@@ -50,17 +56,61 @@ pub fn run(args: Args, context: &Context) -> Result<Outcome> {
         memory_bytes: args.memory,
     };
     let runtime = plugins::start()?;
-    let plugin = plugins::load(&runtime, &args.plugin, limits, &context.console)
-        .map_err(|e| plugins::problem(&e))?;
-    let input = BufReader::new(File::open(&args.input).map_err(at_path(&args.input))?);
+    let grants = args.grants.read()?;
+    let load = |path: &Path| {
+        let plugin = plugins::load(&runtime, path, limits, grants.clone(), &context.console)
+            .map_err(|e| plugins::problem(&e))?;
+        plugin.serve(plugins::services(&runtime, &grants)?);
+        Ok::<_, Failure>(plugin)
+    };
     let output = BufWriter::new(File::create(&args.output).map_err(at_path(&args.output))?);
-    let total = rows(&args.input)?;
+    score(&load(&args.plugin)?, &args.input, seed, output, context)?;
+    let Some(other) = &args.compare else {
+        return Ok(Outcome::Done);
+    };
+    let mut second = Vec::new();
+    score(&load(other)?, &args.input, seed, &mut second, context)?;
+    let first = std::fs::read_to_string(&args.output).map_err(at_path(&args.output))?;
+    let report = compare(&first, &String::from_utf8_lossy(&second));
+    super::data(&report)
+}
+
+/// Rows on which two plugins differ, one a line, and how many there are.
+fn compare(first: &str, second: &str) -> String {
+    let said = |line: &str| {
+        let row: Value = serde_json::from_str(line).unwrap_or_default();
+        match row["reward"].as_f64() {
+            Some(reward) => reward.to_string(),
+            None => row["outcome"].as_str().unwrap_or_default().to_owned(),
+        }
+    };
+    let (mut report, mut flips, mut rows) = (String::from("index\tfirst\tsecond\n"), 0, 0);
+    for (index, (a, b)) in first.lines().zip(second.lines()).enumerate() {
+        rows += 1;
+        let (a, b) = (said(a), said(b));
+        if a != b {
+            flips += 1;
+            report.push_str(&format!("{index}\t{a}\t{b}\n"));
+        }
+    }
+    report.push_str(&format!("{flips} of {rows} rows differ\n"));
+    report
+}
+
+fn score(
+    plugin: &Plugin,
+    path: &PathBuf,
+    seed: u64,
+    output: impl std::io::Write,
+    context: &Context,
+) -> Result<()> {
+    let input = BufReader::new(File::open(path).map_err(at_path(path))?);
+    let total = rows(path)?;
     let bar = context.console.progress("rows", total);
-    let summary = slime_runtime::score(&plugin, seed, input, output, |done| bar.set_exact(done))
+    let summary = slime_runtime::score(plugin, seed, input, output, |done| bar.set_exact(done))
         .map_err(|e| match e {
             RuntimeError::BadRow { line, reason } => {
-                let problem =
-                    Problem::new(format!("{}: line {line}: {reason}", args.input.display()));
+                let problem = Problem::new(format!("{}: line {line}: {reason}", path.display()));
                 Failure::from(problem.help("nothing was scored; correct the line"))
             }
             RuntimeError::NoWorld { .. } => plugins::problem(&e).into(),
@@ -82,7 +132,7 @@ pub fn run(args: Args, context: &Context) -> Result<Outcome> {
         outcomes.join(", "),
         summary.cpu.as_secs_f64() * 1e3 / summary.num_rows.max(1) as f64
     ));
-    Ok(Outcome::Done)
+    Ok(())
 }
 
 fn seed(args: &Args) -> Result<u64> {
@@ -109,4 +159,22 @@ fn rows(path: &PathBuf) -> Result<u64> {
         .split(|byte| *byte == b'\n')
         .filter(|line| !line.trim_ascii().is_empty())
         .count() as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::compare;
+
+    #[test]
+    fn two_plugins_are_compared_row_by_row_and_failures_are_no_zeros() {
+        let first =
+            "{\"outcome\":\"scored\",\"reward\":1.0}\n{\"outcome\":\"scored\",\"reward\":0.0}\n";
+        let second =
+            "{\"outcome\":\"scored\",\"reward\":1.0}\n{\"outcome\":\"timeout\",\"reward\":null}\n";
+        assert_eq!(
+            compare(first, second),
+            "index\tfirst\tsecond\n1\t0\ttimeout\n1 of 2 rows differ\n"
+        );
+        assert!(compare(first, first).ends_with("\n0 of 2 rows differ\n"));
+    }
 }

@@ -11,9 +11,12 @@ use super::{Resolved, units};
 use crate::job::shape::{Overlong, Shaping};
 use crate::wire::sources::Chat;
 use serde_json::{Map, Value};
+use slime_runtime::Grants;
+use slime_runtime::trust::PublicKey;
 use slime_trainer::TrainConfig;
 use slime_trainer::optim::schedule::DecayStyle;
 use slime_trainer::parallel::ParallelConfig;
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -61,7 +64,9 @@ impl Verb {
             Self::Sft => &["run", "model", "data", "train", "sft", "limits"],
             Self::Rollout => &["run", "model", "data", "rollout", "limits"],
             Self::Train => &["run", "model", "algorithm", "train"],
-            Self::Eval => &["run", "model", "data", "eval", "rollout", "limits"],
+            Self::Eval => &[
+                "run", "model", "data", "eval", "rollout", "limits", "grants",
+            ],
         }
     }
 
@@ -95,8 +100,10 @@ impl Verb {
                 "rollout.update_weight_disk_dir",
             ],
             Self::Train => &[
+                "grants",
                 "run.name",
                 "run.plugins",
+                "run.trusted_keys",
                 "run.num_rollout",
                 "run.num_epoch",
                 "run.save_interval",
@@ -143,6 +150,8 @@ pub struct Plan {
     pub run: RunPlan,
     /// Component files or plugin folders.
     pub plugins: Vec<PathBuf>,
+    /// Only plugins that one of these signed are loaded; empty trusts every file.
+    pub trusted: Vec<PublicKey>,
     /// Which weights, where.
     pub model: ModelPlan,
     /// Prompts from a file; `None` draws them from a source plugin.
@@ -167,6 +176,8 @@ pub struct Plan {
     pub sft: Option<SftPlan>,
     /// Budgets of one plugin call; `None` leaves the world's default.
     pub limits: LimitsPlan,
+    /// Capabilities by the plugin's name; every other plugin has none.
+    pub grants: BTreeMap<String, Grants>,
 }
 
 /// One of several data sets to train on.
@@ -405,6 +416,7 @@ fn build(said: &Resolved, verb: Verb, check: &mut Check<'_>) -> Plan {
             keep_checkpoints: c.run.keep_checkpoints.unwrap_or(2) as usize,
         },
         plugins,
+        trusted: trusted(said, check),
         model: ModelPlan {
             weights: match &c.model.path {
                 Some(path) => Weights::Directory(path.clone()),
@@ -457,7 +469,40 @@ fn build(said: &Resolved, verb: Verb, check: &mut Check<'_>) -> Plan {
                 .as_deref()
                 .and_then(|text| check.parse("limits.memory", units::bytes(text))),
         },
+        grants: grants(said, check),
     }
+}
+
+/// Keys that must have signed every plugin.
+fn trusted(said: &Resolved, check: &mut Check<'_>) -> Vec<PublicKey> {
+    let keys = said.config.run.trusted_keys.iter().flatten();
+    keys.filter_map(|text| match text.parse() {
+        Ok(key) => Some(key),
+        Err(error) => {
+            let help = "`slime-host plugin keygen FILE` prints one";
+            check.refuse("run.trusted_keys", error, help);
+            None
+        }
+    })
+    .collect()
+}
+
+/// What each plugin is granted.
+fn grants(said: &Resolved, check: &mut Check<'_>) -> BTreeMap<String, Grants> {
+    let mut all = BTreeMap::new();
+    for (name, value) in &said.config.grants {
+        match value.clone().try_into::<Grants>() {
+            Ok(grants) => {
+                all.insert(name.clone(), grants);
+            }
+            Err(error) => check.refuse(
+                "grants",
+                format!("grants.{name}: {}", error.message()),
+                "write [grants.NAME] with code_exec, kv, http, models, clock, random, env or files",
+            ),
+        }
+    }
+    all
 }
 
 fn data_plan(said: &Resolved, path: &str) -> DataPlan {

@@ -9,7 +9,7 @@ use std::sync::LazyLock;
 /// Tables whose keys are the user's own: a value of `eval.prompt_data` is a leaf under any name.
 const NAMED: [&str; 2] = ["eval.prompt_data", "data.sources"];
 /// Tables that are one value as a whole.
-const WHOLE: [&str; 1] = ["data.apply_chat_template_kwargs"];
+const WHOLE: [&str; 2] = ["data.apply_chat_template_kwargs", "grants"];
 
 /// Names from other programs, and the key that does the same here.
 const ELSEWHERE: [(&str, &str); 8] = [

@@ -39,6 +39,8 @@ pub struct RunConfig {
     pub sft: SftSection,
     /// Budgets of every plugin call.
     pub limits: LimitsSection,
+    /// Capabilities by the plugin's name: `code_exec`, `kv`, `http`, `models`, `clock`, `random`, `env`, `files`.
+    pub grants: toml::Table,
 }
 
 /// `[run]`: length, place and checkpoints.
@@ -51,6 +53,8 @@ pub struct RunSection {
     pub dir: Option<PathBuf>,
     /// Component files or plugin folders, beside those on the command line.
     pub plugins: Option<Vec<PathBuf>>,
+    /// Keys of which one must have signed every plugin, as `plugin keygen` prints them. Default: none is asked for.
+    pub trusted_keys: Option<Vec<String>>,
     /// Rollout steps.
     pub num_rollout: Option<u64>,
     /// Passes over the prompts, instead of `num_rollout`.

@@ -15,6 +15,7 @@ use crate::error::{Failure, Result, at_path};
 use crate::telemetry::console::{self, COLUMNS, Console};
 use crate::telemetry::{Telemetry, Trace, metrics, report};
 use crate::wire::device::on_device;
+use crate::wire::dry_run::dry_run;
 use crate::wire::{Computer, Serving, refused, rollout_failed};
 use slime_core::ports::BoxFuture;
 use slime_core::{RolloutRecord, Step, WeightVersion};
@@ -114,6 +115,14 @@ async fn run_on<O: Ops>(
         journal,
         stop,
     )?;
+    if start.0 == 0
+        && let Some(source) = &opened.source
+    {
+        let seed = opened.plan.seed;
+        for warning in dry_run(&opened.plugins, &**source, seed).await {
+            console.line(&format!(" {warning}"));
+        }
+    }
     console.line(COLUMNS);
     bar.set(start.0);
     let end = super::run(&mut job).await;

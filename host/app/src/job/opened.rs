@@ -5,11 +5,11 @@ use crate::config::sections::Filter;
 use crate::config::{Problem, Resolved};
 use crate::error::{Failure, Result};
 use crate::telemetry::Console;
-use crate::wire::{Model, Plugins, Serving, sources};
+use crate::wire::{Model, Plugins, Serving, sources, tools};
 use slime_core::SamplingParams;
-use slime_core::ports::Source;
+use slime_core::ports::{BoxFuture, Policy, PolicyError, SampleRequest, Sampled, Source};
 use slime_rollout::SamplerConfig;
-use slime_rollout::collect::{Driver, GroupFilter, ZeroStd};
+use slime_rollout::collect::{Driver, GroupFilter, PluginFilter, ZeroStd};
 use std::sync::Arc;
 
 /// What a run was asked for, opened and checked.
@@ -84,9 +84,12 @@ impl Opened {
                 plan,
                 said,
                 model: Arc::new(model),
+                source: source.map(|source| tools::offered(source, &plugins.tools)),
+                held_out: held_out
+                    .into_iter()
+                    .map(|source| tools::offered(source, &plugins.tools))
+                    .collect(),
                 plugins,
-                source,
-                held_out,
             }),
             _ => Err(failures
                 .pop()
@@ -102,6 +105,40 @@ impl Opened {
         n_samples_per_prompt: u32,
         rid_prefix: &str,
     ) -> Driver {
+        let context_tokens = serving.context_tokens;
+        let config = self.sampler(how, context_tokens, n_samples_per_prompt, rid_prefix);
+        self.driven_by(serving.pool.clone(), config)
+    }
+
+    /// Who runs stored rollouts again: no engine answers.
+    pub fn replayer(&self) -> Driver {
+        let rollout = &self.plan.rollout;
+        let positions = self.model.spec.max_positions;
+        let context = rollout
+            .max_context_len
+            .map_or(positions, |n| (n as usize).min(positions));
+        let n = rollout.n_samples_per_prompt;
+        let config = self.sampler(&rollout.sampling, context as u32, n, "replay");
+        self.driven_by(Arc::new(Nobody), config)
+    }
+
+    fn driven_by(&self, policy: Arc<dyn Policy>, config: SamplerConfig) -> Driver {
+        Driver::new(
+            policy,
+            self.model.text.clone(),
+            self.plugins.generator.clone(),
+            self.plugins.verifier.clone(),
+            config,
+        )
+    }
+
+    fn sampler(
+        &self,
+        how: &SamplingPlan,
+        context_tokens: u32,
+        n_samples_per_prompt: u32,
+        rid_prefix: &str,
+    ) -> SamplerConfig {
         let params = SamplingParams {
             max_new_tokens: how.max_response_len,
             temperature: how.temperature,
@@ -111,24 +148,14 @@ impl Opened {
             stop_token_ids: how.stop_token_ids.clone(),
             ..SamplingParams::default()
         };
-        let mut config = SamplerConfig::new(
-            self.plan.seed,
-            n_samples_per_prompt,
-            params,
-            serving.context_tokens,
-        );
+        let mut config =
+            SamplerConfig::new(self.plan.seed, n_samples_per_prompt, params, context_tokens);
         config.limits.response_tokens = Some(how.max_response_len);
         config.rid_prefix = rid_prefix.into();
         config.template_kwargs = self.plan.template_kwargs.clone();
         config.max_refills = self.plan.rollout.max_refills;
         config.over_sampling = self.plan.rollout.over_sampling;
-        Driver::new(
-            serving.pool.clone(),
-            self.model.text.clone(),
-            self.plugins.generator.clone(),
-            self.plugins.verifier.clone(),
-            config,
-        )
+        config
     }
 
     /// Held-out prompts, each with who samples them as they ask.
@@ -146,10 +173,15 @@ impl Opened {
 
     /// Which groups are trained on.
     pub fn filters(&self) -> Vec<Arc<dyn GroupFilter>> {
-        match self.plan.rollout.filter {
+        let mut filters: Vec<Arc<dyn GroupFilter>> = match self.plan.rollout.filter {
             Filter::All => Vec::new(),
             Filter::NonzeroStd => vec![Arc::new(ZeroStd)],
+        };
+        for filter in &self.plugins.filters {
+            let codec = self.model.text.clone();
+            filters.push(Arc::new(PluginFilter::new(Arc::clone(filter), codec)));
         }
+        filters
     }
 
     /// Rollout steps of the whole run.
@@ -177,5 +209,15 @@ impl Opened {
             self.plan.train.lr,
             self.plan.seed
         )
+    }
+}
+
+/// The policy of a replay before its record is put in its place.
+struct Nobody;
+
+impl Policy for Nobody {
+    fn sample(&self, _: SampleRequest) -> BoxFuture<'_, std::result::Result<Sampled, PolicyError>> {
+        let refused = PolicyError::Refused("nobody samples in a replay".into());
+        Box::pin(std::future::ready(Err(refused)))
     }
 }

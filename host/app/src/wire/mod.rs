@@ -4,10 +4,14 @@
 //! been sampled or trained yet. Read `model`, then the others in any order.
 
 pub mod device;
+pub mod dry_run;
 pub mod engine;
+pub mod http;
 pub mod model;
 pub mod plugins;
+pub mod registry;
 pub mod sources;
+pub mod tools;
 
 pub use device::Computer;
 pub use engine::Serving;

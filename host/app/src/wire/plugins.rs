@@ -1,12 +1,19 @@
 //! Plugins: folders built, components loaded, each put to the use its worlds allow.
 
+use super::http::Client;
 use crate::config::plan::{LimitsPlan, Plan};
 use crate::config::{Problem, Resolved};
 use crate::error::{Failure, Result};
 use crate::telemetry::Console;
-use slime_core::ports::{Generator, Source, Verifier};
+use slime_core::Tool;
+use slime_core::ports::{Filter, Generator, Source, Tools, Verifier};
 use slime_rollout::SingleTurn;
-use slime_runtime::{Grants, Limits, Plugin, Runtime, RuntimeConfig, RuntimeError, build_plugin};
+use slime_runtime::code::{self, CodeExec, Python};
+use slime_runtime::trust::PublicKey;
+use slime_runtime::{
+    Grants, Limits, Plugin, Runtime, RuntimeConfig, RuntimeError, Services, build_plugin,
+};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -18,6 +25,10 @@ pub struct Plugins {
     pub generator: Arc<dyn Generator>,
     /// Makes prompts up, where one does.
     pub source: Option<Arc<dyn Source>>,
+    /// Keep groups or drop them, in order.
+    pub filters: Vec<Arc<dyn Filter>>,
+    /// What the policy may call.
+    pub tools: Vec<Tool>,
     /// Smallest and largest reward.
     pub reward_range: (f64, f64),
     /// Name and digest of every component, in order.
@@ -31,10 +42,11 @@ impl Plugins {
     /// # Errors
     /// Every plugin that cannot be built or loaded; none or two that do the same work.
     pub fn open(plan: &Plan, said: &Resolved, console: &Console) -> Result<Self> {
-        let runtime = start()?;
+        let runtime = start_trusting(&plan.trusted)?;
         let (mut loaded, mut problems) = (Vec::new(), Vec::new());
         for path in &plan.plugins {
-            match load(&runtime, path, plan.limits, console) {
+            let grants = granted(&plan.grants, path);
+            match load(&runtime, path, plan.limits, grants, console) {
                 Ok(plugin) => loaded.push(plugin),
                 Err(e) => problems.push(problem(&e).at(said.place("run.plugins"))),
             }
@@ -59,6 +71,29 @@ impl Plugins {
             one("generator", &mut problems),
             one("source", &mut problems),
         );
+        for plugin in &loaded {
+            for world in ["shaper", "group-verifier", "judge"] {
+                if plugin.worlds().contains(&world) {
+                    let message = format!("{} is a {world}, which no run uses yet", plugin.name());
+                    problems.push(
+                        Problem::new(message)
+                            .help("leave it out; `slime-host plugin test` can try it")
+                            .at(said.place("run.plugins")),
+                    );
+                }
+            }
+        }
+        for name in plan.grants.keys() {
+            if !loaded.iter().any(|plugin| plugin.name() == name) && problems.is_empty() {
+                let names: Vec<&str> = loaded.iter().map(Plugin::name).collect();
+                let problem = Problem::new(format!("grants.{name}: no plugin is called {name}"));
+                problems.push(
+                    problem
+                        .help(format!("the plugins are {}", names.join(", ")))
+                        .at(said.place("grants")),
+                );
+            }
+        }
         if verifier.is_none() && problems.is_empty() {
             let names: Vec<String> = loaded
                 .iter()
@@ -74,7 +109,28 @@ impl Plugins {
         crate::cli::collected(problems)?;
         let verifier = verifier.ok_or_else(|| Failure::run("no verifier"))?;
         let fits = |e: RuntimeError| Failure::from(problem(&e));
+        let mut boxes: Vec<Arc<dyn Tools>> = Vec::new();
+        let mut filters = Vec::new();
+        for plugin in &loaded {
+            if plugin.worlds().contains(&"tool") {
+                boxes.push(plugin.tools().map_err(fits)?);
+            }
+            if plugin.worlds().contains(&"filter") {
+                filters.push(plugin.filter().map_err(fits)?);
+            }
+        }
+        for plugin in &loaded {
+            plugin.serve(Services {
+                tools: boxes.clone(),
+                ..services(&runtime, &granted(&plan.grants, Path::new(plugin.name())))?
+            });
+        }
         Ok(Self {
+            filters,
+            tools: boxes
+                .iter()
+                .flat_map(|tools| tools.definitions().to_vec())
+                .collect(),
             reward_range: verifier.describe().reward_range.unwrap_or((0.0, 1.0)),
             digests: loaded
                 .iter()
@@ -102,9 +158,10 @@ impl Plugins {
         said: &Resolved,
         console: &Console,
     ) -> Result<Option<Arc<dyn Source>>> {
-        let runtime = start()?;
+        let runtime = start_trusting(&plan.trusted)?;
         for path in &plan.plugins {
-            let plugin = load(&runtime, path, plan.limits, console);
+            let grants = granted(&plan.grants, path);
+            let plugin = load(&runtime, path, plan.limits, grants, console);
             let plugin = plugin.map_err(|e| problem(&e).at(said.place("run.plugins")))?;
             if plugin.worlds().contains(&"source") {
                 return plugin
@@ -131,8 +188,59 @@ impl Plugins {
 /// # Errors
 /// This machine cannot.
 pub fn start() -> Result<Runtime> {
-    Runtime::new(RuntimeConfig::default())
-        .map_err(|e| Failure::run(e.to_string()).help("slime-host doctor"))
+    start_trusting(&[])
+}
+
+/// Start the sandbox for components that one of `trusted` signed; none trusts every file.
+fn start_trusting(trusted: &[PublicKey]) -> Result<Runtime> {
+    let config = RuntimeConfig {
+        trusted: trusted.to_vec(),
+        ..RuntimeConfig::default()
+    };
+    Runtime::new(config).map_err(|e| Failure::run(e.to_string()).help("slime-host doctor"))
+}
+
+/// What a plugin's name is granted.
+fn granted(all: &BTreeMap<String, Grants>, path: &Path) -> Grants {
+    all.get(&name(path)).cloned().unwrap_or_default()
+}
+
+/// What a plugin is called: as its file or folder is.
+fn name(path: &Path) -> String {
+    let path = path.components().as_path();
+    path.file_stem().map_or_else(
+        || path.display().to_string(),
+        |name| name.to_string_lossy().into_owned(),
+    )
+}
+
+/// What stands behind the capabilities of one plugin.
+///
+/// # Errors
+/// A capability is granted that this machine cannot give.
+pub fn services(runtime: &Runtime, grants: &Grants) -> Result<Services> {
+    let code: Option<Arc<dyn CodeExec>> = match &grants.code_exec {
+        Some(_) => Some(python(runtime)?),
+        None => None,
+    };
+    Ok(Services {
+        code,
+        http: (!grants.http.is_empty()).then(|| Arc::new(Client) as Arc<dyn slime_runtime::Http>),
+        ..Services::default()
+    })
+}
+
+/// Python in a sandbox. `SLIME_UNSANDBOXED_PYTHON=python3` runs that interpreter as a process instead.
+fn python(runtime: &Runtime) -> Result<Arc<dyn CodeExec>> {
+    if let Some(interpreter) = std::env::var_os("SLIME_UNSANDBOXED_PYTHON") {
+        let interpreter = interpreter.to_string_lossy().into_owned();
+        tracing::warn!(interpreter, "programs run as processes, WITHOUT A SANDBOX");
+        return Ok(Arc::new(code::Subprocess { interpreter }));
+    }
+    let dir = code::default_dir()
+        .ok_or_else(|| Failure::run("there is no home directory with a Python in it"))?;
+    let python = Python::open(runtime, &dir).map_err(|e| problem(&e))?;
+    Ok(Arc::new(python))
 }
 
 /// Build `path` if it is a folder, then load it.
@@ -143,14 +251,11 @@ pub fn load(
     runtime: &Runtime,
     path: &Path,
     limits: LimitsPlan,
+    grants: Grants,
     console: &Console,
 ) -> Result<Plugin, RuntimeError> {
     let component = component(path, console)?;
-    let path = path.components().as_path();
-    let name = path.file_stem().map_or_else(
-        || path.display().to_string(),
-        |name| name.to_string_lossy().into_owned(),
-    );
+    let name = name(path);
     let defaults = Limits::default();
     let limits = Limits {
         cpu: limits.cpu.unwrap_or(defaults.cpu),
@@ -158,7 +263,7 @@ pub fn load(
         memory_bytes: limits.memory_bytes.unwrap_or(defaults.memory_bytes),
         ..defaults
     };
-    runtime.load(&component, &name, limits, Grants::default())
+    runtime.load(&component, &name, limits, grants)
 }
 
 /// The component at `path`: the file itself, or what the folder builds to.
@@ -197,6 +302,11 @@ pub fn problem(error: &RuntimeError) -> Problem {
         } => Problem::new(format!(
             "cannot build {}: {missing} is missing",
             folder.display()
+        ))
+        .help(format!("run: {cure}")),
+        RuntimeError::NoPython { dir, cure } => Problem::new(format!(
+            "code_exec is granted, but no Python is installed in {}",
+            dir.display()
         ))
         .help(format!("run: {cure}")),
         RuntimeError::NoWorld { .. } => Problem::new(error.to_string())

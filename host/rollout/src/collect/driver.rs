@@ -251,7 +251,7 @@ impl Driver {
         reason = "every one of them names the rollout"
     )]
     #[tracing::instrument(level = "debug", name = "trajectory", skip_all, fields(rollout = %id, prompt = %prompt.id, index))]
-    async fn rollout(
+    pub(super) async fn rollout(
         &self,
         prompt: &Arc<Prompt>,
         tokens: &[u32],
@@ -348,27 +348,31 @@ impl Driver {
         scored
     }
 
-    /// What the policy wrote, one line a turn: special tokens and end tokens are left out, and what tools
-    /// said is too, so that no tool can write the answer.
     pub(super) fn written(&self, trajectories: &[Trajectory]) -> String {
-        let mut turns: Vec<Vec<u32>> = Vec::new();
-        for trajectory in trajectories {
-            let mut inside = false;
-            for segment in trajectory.segments() {
-                let policy = matches!(segment.origin, slime_core::Origin::Policy { .. });
-                match turns.last_mut() {
-                    Some(turn) if policy && inside => turn.extend_from_slice(&segment.tokens),
-                    _ if policy => turns.push(segment.tokens.clone()),
-                    _ => {}
-                }
-                inside = policy;
-            }
-        }
-        let ends = self.codec.eos_token_ids();
-        let text = turns.iter().map(|turn| {
-            let end = usize::from(turn.last().is_some_and(|token| ends.contains(token)));
-            self.codec.decode(&turn[..turn.len() - end], true)
-        });
-        text.collect::<Vec<_>>().join("\n")
+        written(&*self.codec, trajectories)
     }
+}
+
+/// What the policy wrote, one line a turn: special tokens and end tokens are left out, and what tools
+/// said is too, so that no tool can write the answer.
+pub(super) fn written(codec: &dyn TextCodec, trajectories: &[Trajectory]) -> String {
+    let mut turns: Vec<Vec<u32>> = Vec::new();
+    for trajectory in trajectories {
+        let mut inside = false;
+        for segment in trajectory.segments() {
+            let policy = matches!(segment.origin, slime_core::Origin::Policy { .. });
+            match turns.last_mut() {
+                Some(turn) if policy && inside => turn.extend_from_slice(&segment.tokens),
+                _ if policy => turns.push(segment.tokens.clone()),
+                _ => {}
+            }
+            inside = policy;
+        }
+    }
+    let ends = codec.eos_token_ids();
+    let text = turns.iter().map(|turn| {
+        let end = usize::from(turn.last().is_some_and(|token| ends.contains(token)));
+        codec.decode(&turn[..turn.len() - end], true)
+    });
+    text.collect::<Vec<_>>().join("\n")
 }

@@ -10,8 +10,10 @@ mod filter;
 mod ledger;
 mod live;
 mod metrics;
+mod plugins;
 mod progress;
 mod render;
+mod replay;
 mod sampler;
 mod single_turn;
 #[cfg(test)]
@@ -24,6 +26,7 @@ pub use eval::{EvalReport, evaluate};
 pub use filter::{GroupFilter, Judgement, ZeroStd};
 pub use ledger::{Claim, Ledger, MemoryLedger};
 pub use metrics::{Metrics, lag, lag_histogram, pass_at_k};
+pub use plugins::PluginFilter;
 pub use progress::{Progress, Silent};
 pub use sampler::{Collected, Sampler};
 pub use single_turn::SingleTurn;

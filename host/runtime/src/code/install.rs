@@ -8,7 +8,7 @@ use crate::{RuntimeError, cache};
 use sha2::{Digest, Sha256};
 use std::io::Read;
 use std::path::{Path, PathBuf};
-use wasmtime::{Instance, Module, Store, Val};
+use wasmtime::{Instance, Module, OptLevel, Store, Val};
 use wasmtime_wasi::p2::pipe::MemoryOutputPipe;
 use wasmtime_wizer::{InstanceState, SnapshotVal, ValType, Wizer};
 
@@ -115,7 +115,8 @@ fn digest(path: &Path) -> std::io::Result<String> {
 /// Import what programs need, and freeze the interpreter.
 async fn start(wasm: &[u8], lib: &Path) -> Result<Vec<u8>, String> {
     let text = |error: wasmtime::Error| format!("{error:#}");
-    let engine = engine(None)?;
+    // Compiled once and run once: compiling fast is what counts.
+    let engine = engine(None, OptLevel::None)?;
     let wizer = Wizer::new();
     let (context, instrumented) = wizer.instrument(wasm).map_err(text)?;
     let module = Module::new(&engine, &instrumented).map_err(text)?;

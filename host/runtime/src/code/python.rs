@@ -17,7 +17,7 @@ use std::time::Duration;
 use tokio::sync::Semaphore;
 use tokio_util::task::AbortOnDropHandle;
 use wasmtime::{
-    Caller, Config, Engine, InstanceAllocationStrategy, InstancePre, Linker, Module,
+    Caller, Config, Engine, InstanceAllocationStrategy, InstancePre, Linker, Module, OptLevel,
     PoolingAllocationConfig, Store, UpdateDeadline,
 };
 use wasmtime_wasi::p1::WasiP1Ctx;
@@ -83,8 +83,8 @@ impl Python {
         }
         let cores = runtime.0.threads.metrics().num_workers();
         let slots = u32::try_from(4 * cores).unwrap_or(64).clamp(4, 128);
-        let engine = engine(Some(slots))
-            .or_else(|_| engine(None))
+        let engine = engine(Some(slots), OptLevel::Speed)
+            .or_else(|_| engine(None, OptLevel::Speed))
             .map_err(RuntimeError::Engine)?;
         let cache = Cache::open(&dir.join("compiled"), &engine);
         let module = match cache
@@ -120,8 +120,9 @@ impl Python {
 }
 
 /// The engine of interpreters; `slots` preallocates so many.
-pub(super) fn engine(slots: Option<u32>) -> Result<Engine, String> {
+pub(super) fn engine(slots: Option<u32>, optimised: OptLevel) -> Result<Engine, String> {
     let mut config = Config::new();
+    config.cranelift_opt_level(optimised);
     config.concurrency_support(false);
     config.epoch_interruption(true);
     config.cranelift_nan_canonicalization(true);

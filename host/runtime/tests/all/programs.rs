@@ -1,7 +1,7 @@
 //! Programs in CPython-in-WebAssembly: what hostile ones come to, and that `code` cannot be talked into a reward.
 //!
-//! Needs the interpreter installed (`slime-host plugin python`), so it runs on demand:
-//! `cargo test -p slime-runtime --test all programs -- --ignored`.
+//! Needs the interpreter installed (`slime-host plugin python`), or the folder of its files in
+//! `SLIME_PYTHON_ARTIFACTS`, so it runs on demand: `cargo test -p slime-runtime --test all programs -- --ignored`.
 
 use crate::support::{component, limits, root, runtime, score_by};
 use futures::executor::block_on;
@@ -15,6 +15,11 @@ fn python() -> &'static Python {
     static PYTHON: OnceLock<Python> = OnceLock::new();
     PYTHON.get_or_init(|| {
         let dir = code::default_dir().unwrap();
+        if let (false, Some(files)) = (dir.is_dir(), std::env::var_os("SLIME_PYTHON_ARTIFACTS")) {
+            let files = std::path::PathBuf::from(files);
+            code::install(&code::Artifacts(&files), &dir, |step| eprintln!("{step}"))
+                .unwrap_or_else(|error| panic!("{error}"));
+        }
         Python::open(runtime(), &dir).unwrap_or_else(|error| panic!("{error}"))
     })
 }

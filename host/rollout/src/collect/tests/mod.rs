@@ -3,6 +3,7 @@
 
 mod cases;
 mod live;
+mod replaying;
 mod sampling;
 
 use crate::lock;

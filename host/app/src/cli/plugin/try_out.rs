@@ -1,0 +1,142 @@
+//! `slime-host plugin test` and `plugin bench`: a plugin's own cases, and what its calls cost.
+
+use super::super::{Context, Outcome};
+use crate::config::Problem;
+use crate::config::plan::LimitsPlan;
+use crate::error::{Failure, Result, at_path};
+use crate::wire::plugins;
+use slime_core::ports::ScoreRequest;
+use slime_runtime::{Grants, Plugin, RuntimeError};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Run the cases; exit 1 where one fails.
+///
+/// # Errors
+/// The plugin cannot be loaded, or the file is no file of cases.
+pub fn test(
+    path: &Path,
+    cases: Option<PathBuf>,
+    grants: &Grants,
+    context: &Context,
+) -> Result<Outcome> {
+    let file = cases_file(path, cases)?;
+    let text = std::fs::read_to_string(&file).map_err(at_path(&file))?;
+    let plugin = load(path, grants, context)?;
+    let cases = plugin.run_cases(&text).map_err(|e| failure(&file, e))?;
+    let mut lines = String::new();
+    let mut failed = 0;
+    for case in cases.iter().filter(|case| !case.differences.is_empty()) {
+        failed += 1;
+        for (member, wanted, found) in &case.differences {
+            lines.push_str(&format!(
+                "✗ {}:{}  {member}: expected {wanted}, found {found}\n",
+                file.display(),
+                case.line
+            ));
+        }
+    }
+    let passed = cases.len() - failed;
+    lines.push_str(&format!("{passed} passed, {failed} failed\n"));
+    super::super::data(&lines)?;
+    Ok(if failed == 0 {
+        Outcome::Done
+    } else {
+        Outcome::NotWell
+    })
+}
+
+/// Measure.
+///
+/// # Errors
+/// As [`test`]; the plugin is no verifier.
+pub fn bench(
+    path: &Path,
+    cases: Option<PathBuf>,
+    seconds: u64,
+    grants: &Grants,
+    context: &Context,
+) -> Result<Outcome> {
+    let file = cases_file(path, cases)?;
+    let text = std::fs::read_to_string(&file).map_err(at_path(&file))?;
+    let items = items(&text);
+    let plugin = load(path, grants, context)?;
+    let time = Duration::from_secs(seconds.clamp(1, 3600));
+    let costs = context
+        .console
+        .doing("measuring", || plugin.bench(&items, time))
+        .map_err(|e| failure(&file, e))?;
+    let us = |time: Duration| format!("{:.1} µs", time.as_secs_f64() * 1e6);
+    let pair = |(median, p99): (Duration, Duration)| format!("{:<12} p99 {}", us(median), us(p99));
+    let megabytes = costs.peak_memory_bytes as f64 / f64::from(1 << 20);
+    super::super::data(&format!(
+        "instantiate  {}\ncall         {}\nguest time   {}\nthroughput   {:.0} calls a second on {} threads\n\
+         memory       {megabytes:.1} MiB\nhost calls   {}\nended        {}\n",
+        pair(costs.start),
+        pair(costs.call),
+        us(costs.cpu),
+        costs.calls_per_second,
+        costs.threads,
+        costs.host_calls,
+        costs.outcome
+    ))
+}
+
+/// What a file of cases asks a verifier.
+fn items(text: &str) -> Vec<ScoreRequest> {
+    let rows = text
+        .lines()
+        .filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
+    rows.filter_map(|row| {
+        let input = row.get("input")?;
+        let text = |key: &str| input.get(key).and_then(|v| v.as_str()).map(str::to_owned);
+        Some(ScoreRequest {
+            prompt: text("prompt").unwrap_or_default(),
+            response: text("response")?,
+            label: text("label"),
+            metadata: input
+                .get("metadata")
+                .and_then(|m| m.as_object().cloned())
+                .unwrap_or_default(),
+            ..ScoreRequest::default()
+        })
+    })
+    .collect()
+}
+
+fn cases_file(path: &Path, cases: Option<PathBuf>) -> Result<PathBuf> {
+    let file = cases.unwrap_or_else(|| path.join("cases.jsonl"));
+    if file.is_file() {
+        return Ok(file);
+    }
+    Err(
+        Problem::new(format!("there are no cases at {}", file.display()))
+            .help("write some, a JSON object a line, or name the file: --cases FILE.jsonl")
+            .into(),
+    )
+}
+
+fn load(path: &Path, grants: &Grants, context: &Context) -> Result<Plugin> {
+    let runtime = plugins::start()?;
+    let plugin = plugins::load(
+        &runtime,
+        path,
+        LimitsPlan::default(),
+        grants.clone(),
+        &context.console,
+    )
+    .map_err(|e| plugins::problem(&e))?;
+    plugin.serve(plugins::services(&runtime, grants)?);
+    Ok(plugin)
+}
+
+fn failure(file: &Path, error: RuntimeError) -> Failure {
+    match error {
+        RuntimeError::BadRow { line, reason } => {
+            Problem::new(format!("{}: line {line}: {reason}", file.display()))
+                .help("docs/book/plugin-cases.md shows a case of every world")
+                .into()
+        }
+        other => plugins::problem(&other).into(),
+    }
+}
