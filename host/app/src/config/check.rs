@@ -8,6 +8,7 @@ use super::problem::{Problem, Problems};
 use super::schema::is_key;
 use super::{Device, Dtype, Plan, Resolved, Verb};
 use slime_trainer::TrainConfig;
+use slime_trainer::algo::Estimator;
 
 /// A key, its value, what holds of it, and that in words.
 type Range = (&'static str, Option<f64>, fn(f64) -> bool, &'static str);

@@ -9,7 +9,7 @@ use slime_kernels::Ops;
 use slime_model::{ModelSpec, ParamSpec};
 use slime_trainer::parallel::trainer::Weights;
 use slime_trainer::parallel::{ParallelTrainer, Training};
-use slime_trainer::{Error, OnProgress, Result, TrainConfig, TrainMetrics, Trainer};
+use slime_trainer::{Error, OnProgress, Problem, Result, TrainConfig, TrainMetrics, Trainer};
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
@@ -84,6 +84,20 @@ impl<O: Ops> Ranks<O> {
                 Self::Many(trainer.with_reference(source(ops.clone(), spec, weights))?)
             }
         })
+    }
+
+    /// Give it a teacher.
+    ///
+    /// # Errors
+    /// The weights do not fit; or there are several ranks, which the check of the configuration refuses before.
+    pub fn with_teacher(self, spec: Arc<ModelSpec>, weights: Vec<O::Tensor>) -> Result<Self> {
+        match self {
+            Self::One(trainer) => Ok(Self::One(Box::new(trainer.with_teacher(spec, weights)?))),
+            Self::Many(_) => Err(Error::Config(vec![Problem {
+                key: "use_opd",
+                detail: "a teacher runs on one rank: leave the parallel sizes out".into(),
+            }])),
+        }
     }
 
     /// Train on the records of one rollout step.

@@ -4,7 +4,7 @@ use super::seconds;
 use crate::error::{Failure, Result};
 use crate::telemetry::Row;
 use serde_json::{Map, Value};
-use slime_core::Step;
+use slime_core::{Group, Step};
 use slime_rollout::{Collected, Conservation, Taken};
 use slime_trainer::TrainMetrics;
 use std::time::Duration;
@@ -48,6 +48,11 @@ pub fn of_step(
             row.set(name.clone(), value + earlier);
         }
     }
+    // Groups that a killed run had collected are sampled by nobody now: the step's reward is then that of what it trains on.
+    let collected: usize = sampled.iter().map(|c| c.groups.len()).sum();
+    if collected < taken.groups.len() {
+        row.set_some("rollout/reward", mean_reward(&taken.groups));
+    }
     row.set_some("rollout/lag/mean", taken.lag_mean);
     if let Some(lag) = taken.lag_max {
         row.set_count("rollout/lag/max", lag);
@@ -84,6 +89,12 @@ pub fn conserve(row: &mut Row, step: Step, all: Conservation) -> Result<()> {
         row.set_count(format!("rollout/total/{name}"), count);
     }
     Ok(())
+}
+
+/// Mean reward of the scored rollouts; none where no rollout was scored.
+fn mean_reward(groups: &[Group]) -> Option<f64> {
+    let rewards: Vec<f64> = groups.iter().flat_map(Group::rewards).collect();
+    (!rewards.is_empty()).then(|| rewards.iter().sum::<f64>() / rewards.len() as f64)
 }
 
 /// One train step as a row of its own.

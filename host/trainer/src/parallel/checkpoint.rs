@@ -213,6 +213,7 @@ impl<O: Ops> ParallelTrainer<O> {
             }
         }
         let index = Index {
+            critic: None,
             format: FORMATS[1],
             step,
             model: Identity::of(self.spec(), self.params()),
