@@ -9,17 +9,17 @@ use slime_trainer::parallel::ParallelConfig;
 
 /// One row.
 #[derive(Clone)]
-pub struct Case {
+pub(crate) struct Case {
     /// Which row of the matrix.
-    pub group: &'static str,
+    pub(crate) group: &'static str,
     /// What is particular about it.
-    pub name: String,
-    pub toy: Toy,
-    pub config: TrainConfig,
-    pub parallel: ParallelConfig,
-    pub records: Vec<RolloutRecord>,
+    pub(crate) name: String,
+    pub(crate) toy: Toy,
+    pub(crate) config: TrainConfig,
+    pub(crate) parallel: ParallelConfig,
+    pub(crate) records: Vec<RolloutRecord>,
     /// Also in the default tests.
-    pub quick: bool,
+    pub(crate) quick: bool,
 }
 
 fn case(group: &'static str, name: &str, parallel: ParallelConfig) -> Case {
@@ -56,7 +56,7 @@ impl Case {
 }
 
 /// tp, pp, cp, dp.
-pub fn sizes(tp: usize, pp: usize, cp: usize, dp: usize) -> ParallelConfig {
+pub(crate) fn sizes(tp: usize, pp: usize, cp: usize, dp: usize) -> ParallelConfig {
     ParallelConfig {
         tensor_model_parallel_size: tp,
         pipeline_model_parallel_size: pp,
@@ -66,7 +66,7 @@ pub fn sizes(tp: usize, pp: usize, cp: usize, dp: usize) -> ParallelConfig {
     }
 }
 
-pub fn sequence_parallel(config: ParallelConfig) -> ParallelConfig {
+pub(crate) fn sequence_parallel(config: ParallelConfig) -> ParallelConfig {
     ParallelConfig {
         sequence_parallel: true,
         ..config
@@ -251,7 +251,7 @@ fn combinations(all: &mut Vec<Case>) {
 }
 
 /// Every row.
-pub fn all() -> Vec<Case> {
+pub(crate) fn all() -> Vec<Case> {
     let mut all = Vec::new();
     tensor(&mut all);
     pipeline(&mut all);

@@ -86,8 +86,8 @@ fn the_plans_memory_is_what_the_cpus_pool_really_hands_out() {
     ] {
         let config = TrainConfig {
             recompute_granularity: recompute,
-            max_tokens_per_gpu: 800,
-            log_probs_chunk_size: Some(400),
+            max_tokens_per_gpu: 1600,
+            log_probs_chunk_size: Some(800),
             ..TrainConfig::default()
         };
         let devices: Arc<Mutex<Vec<(usize, Arc<Cpu<f32>>)>>> = Arc::default();
@@ -107,7 +107,7 @@ fn the_plans_memory_is_what_the_cpus_pool_really_hands_out() {
         let mut trainer = ParallelTrainer::of_threads(training, weights, device, PATIENCE).unwrap();
         // Large enough for what a step keeps to be more than what products lay out for a moment.
         let work = Workload {
-            sequences: 16,
+            sequences: 32,
             length: 101,
             prompt: 1,
         };
@@ -173,10 +173,11 @@ fn a_large_machines_ranks_make_matching_calls_and_come_to_an_end() {
     let outcome = replay(&all, &groups.list());
     assert_eq!(outcome.halted, None);
     assert_eq!(outcome.ranks.len(), 32);
-    // One rank a stage, the others taken to be like it, comes to the same step.
+    // One rank a stage, the others taken to be like it, comes nearly to the same step: ranks differ in the ids they hold.
     let few: Vec<Recorded> = all.iter().step_by(8).cloned().collect();
     let fewer = replay(&few, &groups.list());
-    assert!((fewer.step_s / outcome.step_s - 1.0).abs() < 1e-9);
+    let gap = fewer.step_s / outcome.step_s - 1.0;
+    assert!(gap.abs() < 0.02, "{gap}");
     assert!(outcome.bubble() > 0.0 && outcome.exchanging() > 0.0);
 }
 

@@ -14,24 +14,24 @@ use std::sync::Arc;
 
 /// What varies of the toy: 4 layers, hidden 64, 8 query heads of 16, 96 feed-forward columns, 263 tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Toy {
+pub(crate) struct Toy {
     /// `qwen3` (per-head norms), `qwen2` (biases) or `llama`.
-    pub family: &'static str,
+    pub(crate) family: &'static str,
     /// Key heads.
-    pub kv: usize,
+    pub(crate) kv: usize,
     /// The head is the embedding.
-    pub tied: bool,
+    pub(crate) tied: bool,
 }
 
 impl Toy {
     /// Qwen3 with 4 key heads and a head of its own.
-    pub const PLAIN: Self = Self {
+    pub(crate) const PLAIN: Self = Self {
         family: "qwen3",
         kv: 4,
         tied: false,
     };
 
-    pub fn spec(self) -> Arc<ModelSpec> {
+    pub(crate) fn spec(self) -> Arc<ModelSpec> {
         let mut config = json!({
             "model_type": self.family,
             "vocab_size": 263,
@@ -58,28 +58,28 @@ impl Toy {
 }
 
 /// Numbers that look random and are the same everywhere.
-pub struct Numbers(pub u64);
+pub(crate) struct Numbers(pub u64);
 
 impl Numbers {
-    pub fn next(&mut self) -> u64 {
+    pub(crate) fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         z ^ (z >> 31)
     }
 
-    pub fn below(&mut self, limit: usize) -> usize {
+    pub(crate) fn below(&mut self, limit: usize) -> usize {
         (self.next() % limit as u64) as usize
     }
 
     /// In (-1, 1).
-    pub fn unit(&mut self) -> f64 {
+    pub(crate) fn unit(&mut self) -> f64 {
         (self.next() >> 11) as f64 / (1u64 << 52) as f64 - 1.0
     }
 }
 
 /// One parameter of the toy: no norm is 1, no bias 0, and logits are far from equal.
-pub fn weight(param: &ParamSpec) -> Vec<f32> {
+pub(crate) fn weight(param: &ParamSpec) -> Vec<f32> {
     let seed = param
         .name
         .bytes()
@@ -93,16 +93,16 @@ pub fn weight(param: &ParamSpec) -> Vec<f32> {
 }
 
 /// Another model's weights, for the reference.
-pub fn reference_weight(param: &ParamSpec) -> Vec<f32> {
+pub(crate) fn reference_weight(param: &ParamSpec) -> Vec<f32> {
     weight(param).iter().map(|w| w * 0.9).collect()
 }
 
 /// Prompt and response lengths of a rollout.
-pub type Lengths = (usize, usize);
+pub(crate) type Lengths = (usize, usize);
 
 /// Rollouts of these lengths, four a group. One rollout of each five is not scored, one fans out, and a long response has
 /// text of the environment in it.
-pub fn records(lengths: &[Lengths], seed: u64) -> Vec<RolloutRecord> {
+pub(crate) fn records(lengths: &[Lengths], seed: u64) -> Vec<RolloutRecord> {
     let mut numbers = Numbers(seed);
     let mut out = Vec::new();
     for (index, &(prompt, response)) in lengths.iter().enumerate() {
@@ -136,7 +136,7 @@ pub fn records(lengths: &[Lengths], seed: u64) -> Vec<RolloutRecord> {
 }
 
 /// A dozen rollouts of mixed lengths.
-pub fn mixed() -> Vec<RolloutRecord> {
+pub(crate) fn mixed() -> Vec<RolloutRecord> {
     let lengths = [
         (3, 9),
         (5, 4),
@@ -155,7 +155,7 @@ pub fn mixed() -> Vec<RolloutRecord> {
 }
 
 /// GRPO with everything on that a rank could get wrong: old and reference log-probs, clipping, KL, entropy, temperature.
-pub fn config() -> TrainConfig {
+pub(crate) fn config() -> TrainConfig {
     TrainConfig {
         lr: 1e-3,
         eps_clip: 0.1,
@@ -174,14 +174,14 @@ pub fn config() -> TrainConfig {
 
 /// What a run leaves: metrics of every step, last gradients and final weights by name.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Outcome {
-    pub metrics: Vec<TrainMetrics>,
-    pub gradients: BTreeMap<String, Vec<f64>>,
-    pub weights: BTreeMap<String, Vec<f64>>,
+pub(crate) struct Outcome {
+    pub(crate) metrics: Vec<TrainMetrics>,
+    pub(crate) gradients: BTreeMap<String, Vec<f64>>,
+    pub(crate) weights: BTreeMap<String, Vec<f64>>,
 }
 
 /// The same on one rank, by the trainer that is compared with transformers elsewhere.
-pub fn on_one<O: Ops>(
+pub(crate) fn on_one<O: Ops>(
     ops: &Arc<O>,
     toy: Toy,
     config: &TrainConfig,
@@ -225,7 +225,7 @@ pub fn on_one<O: Ops>(
 }
 
 /// A trainer of the toy on several ranks.
-pub fn ranks<O: Ops>(
+pub(crate) fn ranks<O: Ops>(
     device: impl Fn() -> O + Send + Sync + 'static,
     toy: Toy,
     config: &TrainConfig,
@@ -248,7 +248,7 @@ pub fn ranks<O: Ops>(
 }
 
 /// What ranks leave.
-pub fn outcome<O: Ops>(
+pub(crate) fn outcome<O: Ops>(
     trainer: &ParallelTrainer<O>,
     metrics: Vec<TrainMetrics>,
 ) -> slime_trainer::Result<Outcome> {
@@ -265,7 +265,7 @@ pub fn outcome<O: Ops>(
 }
 
 /// The run on several ranks.
-pub fn on_many<O: Ops>(
+pub(crate) fn on_many<O: Ops>(
     device: impl Fn() -> O + Send + Sync + 'static,
     toy: Toy,
     config: &TrainConfig,
@@ -278,7 +278,7 @@ pub fn on_many<O: Ops>(
 }
 
 /// `|a - b| / |b|` in L2, or `|a - b|` where b is 0.
-pub fn distance(a: &[f64], b: &[f64]) -> f64 {
+pub(crate) fn distance(a: &[f64], b: &[f64]) -> f64 {
     assert_eq!(a.len(), b.len());
     let norm = |x: &mut dyn Iterator<Item = f64>| x.map(|v| v * v).sum::<f64>().sqrt();
     let difference = norm(&mut a.iter().zip(b).map(|(a, b)| a - b));
@@ -292,15 +292,15 @@ pub fn distance(a: &[f64], b: &[f64]) -> f64 {
 
 /// The largest gaps between two outcomes: of losses and norms, of any parameter's gradient, of any parameter.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Gaps {
-    pub loss: f64,
-    pub gradient: f64,
-    pub weight: f64,
+pub(crate) struct Gaps {
+    pub(crate) loss: f64,
+    pub(crate) gradient: f64,
+    pub(crate) weight: f64,
     /// Which parameter's gradient is the furthest off.
-    pub worst: String,
+    pub(crate) worst: String,
 }
 
-pub fn gaps(got: &Outcome, want: &Outcome) -> Gaps {
+pub(crate) fn gaps(got: &Outcome, want: &Outcome) -> Gaps {
     let mut gaps = Gaps::default();
     assert_eq!(got.metrics.len(), want.metrics.len());
     for (a, b) in got.metrics.iter().zip(&want.metrics) {
