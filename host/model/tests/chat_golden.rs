@@ -45,7 +45,7 @@ fn every_template_renders_every_conversation_to_the_text_and_ids_of_transformers
     let conversations = json("conversations.json");
     let mut failures = Vec::new();
     let expected = json("expected.json");
-    assert_eq!(expected.len(), 150);
+    assert_eq!(expected.len(), 210);
     for row in &expected {
         let text = text_with(row["template"].as_str().unwrap());
         let entry = &conversations[row["conversation"].as_u64().unwrap() as usize];

@@ -80,12 +80,12 @@ impl Format {
             Some(Self::Glm45)
         } else if has("tool▁call▁begin") {
             Some(Self::DeepSeek)
+        } else if has("[gMASK]") || has("<|observation|>") {
+            Some(Self::Glm4)
         } else if has("<tool_call>") {
             Some(Self::Hermes)
         } else if has("<|python_tag|>") || has("<|start_header_id|>") {
             Some(Self::Llama3)
-        } else if has("[gMASK]") || has("<|observation|>") {
-            Some(Self::Glm4)
         } else {
             None
         }
