@@ -45,7 +45,7 @@ fn model(dir: &Path, name: &str) -> std::path::PathBuf {
 #[test]
 fn unknown_flags() {
     let dir = tempfile::tempdir().unwrap();
-    let line = "run plugins/arith --rollout-batchsize 8 --use-wandb --lr 1e-5 --frobnicate --sglang-mem-fraction-static 0.7";
+    let line = "run plugins/arith --rollout-batchsize 8 --use-wandb --lr 1e-5 --frobnicate --sglang-router-ip 127.0.0.1";
     insta::assert_snapshot!(says(dir.path(), &line.split(' ').collect::<Vec<_>>()));
 }
 
@@ -85,6 +85,28 @@ fn options_without_effect_and_contradictions_at_once() {
         dir.path(),
         &["config", "check", "x.wasm", "-c", "run.toml"]
     ));
+}
+
+#[test]
+fn servers_that_cannot_be_launched_and_options_without_servers() {
+    let dir = tempfile::tempdir().unwrap();
+    let launched = "config check x.wasm --set model.builtin=tiny --num-rollout 1 --rollout-num-engines 2 --sglang-port 3 --set rollout.base_gpu_id=1 --set rollout.engine_start_timeout=soon";
+    let none = "config check x.wasm --set model.builtin=tiny --num-rollout 1 --sglang-mem-fraction-static 0.3 --update-weight-transport delta";
+    let found = [
+        (launched, "--port cannot be handed to a launched server"),
+        (
+            launched,
+            "a launched server needs the model as an HF directory",
+        ),
+        (launched, "`rollout.base_gpu_id` has no effect"),
+        (launched, "`rollout.engine_start_timeout`: "),
+        (none, "`rollout.sglang_args` has no effect"),
+        (none, "`rollout.update_weight_transport` has no effect"),
+    ];
+    for (line, expected) in found {
+        let said = says(dir.path(), &line.split(' ').collect::<Vec<_>>());
+        assert!(said.contains(expected), "{expected}: {said}");
+    }
 }
 
 #[test]

@@ -15,6 +15,7 @@ use crate::{
     Accounting, FinishReason, Message, Outcome, Prompt, SamplingParams, Tool, Trajectory,
     WeightVersion,
 };
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::future::Future;
 use std::pin::Pin;
@@ -81,7 +82,7 @@ pub struct SampleRequest {
 }
 
 /// What the policy wrote.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Sampled {
     /// The new tokens.
     pub tokens: Vec<u32>,
@@ -95,6 +96,37 @@ pub struct Sampled {
     pub cached_tokens: usize,
     /// Text as the engine decoded it, stop strings cut off.
     pub text: String,
+}
+
+impl Sampled {
+    /// Add what was sampled after it; `more` decides why it ended.
+    pub fn extend(&mut self, more: Self) {
+        if self.tokens.is_empty() {
+            self.cached_tokens = more.cached_tokens;
+        }
+        self.tokens.extend(more.tokens);
+        self.logprobs.extend(more.logprobs);
+        self.text.push_str(&more.text);
+        for (version, len) in more.versions {
+            match self.versions.last_mut() {
+                Some((last, total)) if *last == version => *total += len,
+                _ => self.versions.push((version, len)),
+            }
+        }
+        self.finish = more.finish;
+    }
+
+    /// Whether nothing more is to come.
+    pub fn is_whole(&self) -> bool {
+        self.finish
+            .is_some_and(|finish| finish != FinishReason::Abort)
+    }
+}
+
+/// Told what a request has, as it comes, so that it outlives the process. The last word counts.
+pub trait Keep: Send + Sync {
+    /// Everything sampled so far.
+    fn keep(&self, so_far: &Sampled);
 }
 
 /// Why the policy did not answer.
@@ -115,6 +147,33 @@ pub enum PolicyError {
 pub trait Policy: Send + Sync {
     /// Sample a continuation. Tokens received before an engine died are kept and continued elsewhere.
     fn sample(&self, request: SampleRequest) -> BoxFuture<'_, Result<Sampled, PolicyError>>;
+
+    /// Sample on where `begun` ended, which may have been in a process that is gone. `request` is the one that began
+    /// it: its `max_new_tokens` counts `begun`, and so does the answer.
+    fn go_on<'a>(
+        &'a self,
+        mut request: SampleRequest,
+        mut begun: Sampled,
+        keep: Arc<dyn Keep>,
+    ) -> BoxFuture<'a, Result<Sampled, PolicyError>> {
+        Box::pin(async move {
+            let had = u32::try_from(begun.tokens.len()).unwrap_or(u32::MAX);
+            request.params.max_new_tokens = request.params.max_new_tokens.saturating_sub(had);
+            request.tokens.extend_from_slice(&begun.tokens);
+            if had > 0 && request.params.max_new_tokens == 0 {
+                begun.finish = Some(FinishReason::Length);
+                return Ok(begun);
+            }
+            begun.extend(self.sample(request).await?);
+            keep.keep(&begun);
+            Ok(begun)
+        })
+    }
+
+    /// Take no more requests and give up on those in flight, each of which returns what it has.
+    fn halt(&self) -> BoxFuture<'_, ()> {
+        Box::pin(std::future::ready(()))
+    }
 }
 
 /// Why an operation on a live trajectory failed. The kinds are those a plugin can act on.

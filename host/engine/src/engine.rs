@@ -270,6 +270,15 @@ impl EngineHandle {
         self.ask(Command::Checksums).await?
     }
 
+    /// The first `rows` of a tensor's first axis, and their width; `None` where the model has no such tensor.
+    ///
+    /// # Errors
+    /// The device failed, or the engine has stopped.
+    pub async fn tensor(&self, name: &str, rows: usize) -> Result<Option<(Vec<f32>, usize)>> {
+        let name = name.to_owned();
+        self.ask(|done| Command::Tensor(name, rows, done)).await?
+    }
+
     /// Returns when the scheduler answers between two steps.
     ///
     /// # Errors

@@ -84,4 +84,9 @@ pub(crate) trait Forward: Send + 'static {
     /// # Errors
     /// The device failed.
     fn checksums(&self) -> Result<Vec<(String, u64)>>;
+    /// The first `rows` of a tensor's first axis, and its width; `None` where there is no such tensor.
+    ///
+    /// # Errors
+    /// The device failed.
+    fn tensor(&self, name: &str, rows: usize) -> Result<Option<(Vec<f32>, usize)>>;
 }

@@ -221,4 +221,20 @@ impl<O: Ops> Forward for Served<O> {
         sums.sort();
         Ok(sums)
     }
+
+    fn tensor(&self, name: &str, rows: usize) -> Result<Option<(Vec<f32>, usize)>> {
+        for (param, tensor) in self.network.params().iter().zip(&self.network.weights().0) {
+            let mut start = 0;
+            for part in &param.parts {
+                if part.name == name {
+                    let width = part.shape.iter().skip(1).product();
+                    let len = part.len().min(rows.saturating_mul(width));
+                    let values = self.network.ops().read(tensor)?;
+                    return Ok(Some((values[start..start + len].to_vec(), width)));
+                }
+                start += part.len();
+            }
+        }
+        Ok(None)
+    }
 }

@@ -60,6 +60,17 @@ pub enum RolloutError {
         /// What each member said last.
         reason: String,
     },
+    /// Sampling was given up; what was sampled is kept.
+    #[error("sampling was given up; what was sampled is kept, and --resume goes on from it")]
+    Halted,
+    /// A server of this program's own does not come up.
+    #[error("{server}: {reason}")]
+    Launch {
+        /// Which one.
+        server: String,
+        /// What happened, in the server's words where it had any.
+        reason: String,
+    },
     /// The filters dropped more than the configuration allows.
     #[error(
         "step {step}: {kept} of {wanted} groups after {refills} refills; dropped: {dropped}. \

@@ -7,6 +7,7 @@ use crate::config::{Plan, Verb};
 use crate::error::{Failure, Result, at_path};
 use crate::job::evals::Evals;
 use crate::job::opened::Opened;
+use crate::job::run_dir::logs;
 use crate::job::watch::Watch;
 use crate::telemetry::{Row, Telemetry};
 use crate::wire::{Serving, rollout_failed};
@@ -61,6 +62,7 @@ async fn evaluate(opened: Opened, out: Option<PathBuf>, context: &Context) -> Re
         &opened.said,
         "eval",
         Some(version),
+        &logs(opened.plan.run.dir.as_deref()),
     )
     .await?;
     let bar = context

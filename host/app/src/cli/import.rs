@@ -123,7 +123,7 @@ impl Imported {
                 }
                 None if name.starts_with("sglang-") => self
                     .left
-                    .push(format!("{said}: give it to the server that you start")),
+                    .push(format!("{said}: give it to the server that you start, or leave it beside --rollout-num-engines")),
                 None => self.left.push(
                     refusal(name).unwrap_or_else(|| format!("{said}: unknown, and left out")),
                 ),

@@ -23,7 +23,7 @@ mod sft;
 mod train;
 mod unknown;
 
-use crate::config::{Problem, Problems};
+use crate::config::{Problem, Problems, flags};
 use crate::error::{Failure, Result};
 use crate::telemetry::Trace;
 use crate::telemetry::console::{Console, Voice};
@@ -122,6 +122,7 @@ impl Outcome {
 /// What the verb says.
 pub fn main(argv: Vec<String>) -> std::result::Result<Result<Outcome>, u8> {
     let command = Cli::command();
+    let argv = flags::sglang::gather(argv);
     if let Err(problems) = unknown::check(&command, &argv) {
         return Ok(Err(problems.into()));
     }

@@ -8,6 +8,7 @@ use crate::config::{Plan, Verb};
 use crate::error::{Failure, Result, at_path};
 use crate::job::opened::Opened;
 use crate::job::row::AXIS;
+use crate::job::run_dir::logs;
 use crate::job::stop::{ENDING, Stop};
 use crate::job::watch::Watch;
 use crate::telemetry::{Row, Telemetry};
@@ -68,6 +69,7 @@ async fn sample(opened: Opened, out: PathBuf, context: &Context) -> Result<Outco
         &opened.said,
         "rollout",
         Some(version),
+        &logs(opened.plan.run.dir.as_deref()),
     )
     .await?;
     let driver = opened.driver(

@@ -116,10 +116,9 @@ mod tests {
             messages("slime-host rollout x --lr 1")[0].0,
             "--lr has no effect in `rollout`"
         );
-        assert!(
-            messages("slime-host run x --sglang-mem-fraction-static 0.8")[0]
-                .0
-                .contains("sglang.launch_server --mem-fraction-static")
+        assert_eq!(
+            messages("slime-host sft --sglang-args=[]")[0].0,
+            "--sglang-args has no effect in `sft`"
         );
     }
 

@@ -6,7 +6,10 @@
 use super::layer::Origin;
 use super::problem::{Problem, Problems};
 use super::schema::is_key;
-use super::{Device, Dtype, Plan, Resolved, Verb};
+use super::{Device, Dtype, Plan, Resolved, Verb, units};
+use slime_rollout::pool::PauseMode;
+use slime_rollout::pool::launch::Sglang;
+use slime_rollout::publish::Transport;
 use slime_trainer::TrainConfig;
 use slime_trainer::algo::Estimator;
 
@@ -64,6 +67,7 @@ impl<'a> Check<'a> {
         self.model();
         self.batches();
         self.parallel();
+        self.servers();
         self.without_effect();
         self.lag();
         self.length();
@@ -180,6 +184,11 @@ impl<'a> Check<'a> {
             (
                 "rollout.concurrency",
                 c.rollout.concurrency.map(|n| n as u64),
+            ),
+            ("rollout.num_engines", c.rollout.num_engines.map(u64::from)),
+            (
+                "rollout.num_gpus_per_engine",
+                c.rollout.num_gpus_per_engine.map(u64::from),
             ),
             ("sft.num_steps", c.sft.num_steps),
             ("sft.batch_size", c.sft.batch_size),
@@ -487,6 +496,81 @@ impl<'a> Check<'a> {
         }
     }
 
+    fn servers(&mut self) {
+        let (model, r) = (&self.said.config.model, &self.said.config.rollout);
+        let attached = r
+            .external_engine_addrs
+            .as_ref()
+            .is_some_and(|all| !all.is_empty());
+        if r.num_engines.is_none() {
+            for key in [
+                "sglang_args",
+                "engine_command",
+                "num_gpus_per_engine",
+                "base_gpu_id",
+                "engine_start_timeout",
+            ] {
+                let why = "no server is launched";
+                self.useless(
+                    &format!("rollout.{key}"),
+                    why,
+                    "add --rollout-num-engines N",
+                );
+            }
+            if !attached {
+                for key in [
+                    "update_weight_disk_dir",
+                    "update_weight_transport",
+                    "update_weight_dtype",
+                    "router_addr",
+                    "stream",
+                ] {
+                    let why = "the embedded engine reads weights and requests by itself";
+                    let help = "add `num_engines` or `external_engine_addrs`";
+                    self.useless(&format!("rollout.{key}"), why, help);
+                }
+            }
+        } else if model.path.is_none() {
+            self.refuse(
+                "rollout.num_engines",
+                "a launched server needs the model as an HF directory",
+                "name one with --hf-checkpoint DIR",
+            );
+        }
+        if r.pause_generation_mode == Some(PauseMode::InPlace)
+            && (attached || r.num_engines.is_some())
+        {
+            self.refuse(
+                "rollout.pause_generation_mode",
+                "a stock SGLang server cannot flush its cache while requests are frozen in it, and refuses the new weights",
+                "use `retract` or `abort`",
+            );
+        }
+        if r.update_weight_transport != Some(Transport::Delta) {
+            let help = "add `update_weight_transport = \"delta\"`";
+            self.useless("rollout.update_weight_local_dir", "no copy is kept", help);
+        }
+        if r.num_gpus_per_engine.is_none() && r.num_engines.is_some() {
+            let help = "add `num_gpus_per_engine`";
+            self.useless("rollout.base_gpu_id", "servers are given no GPUs", help);
+        }
+        if r.engine_command.as_ref().is_some_and(Vec::is_empty) {
+            let help = "give a program and its first words, like [\"python3\", \"-m\", \"sglang.launch_server\"]";
+            self.refuse(
+                "rollout.engine_command",
+                "`rollout.engine_command` is empty",
+                help,
+            );
+        }
+        if let Some(text) = &r.engine_start_timeout {
+            self.parse("rollout.engine_start_timeout", units::duration(text));
+        }
+        for (flag, reason) in Sglang::refused(r.sglang_args.as_deref().unwrap_or_default()) {
+            let message = format!("{flag} cannot be handed to a launched server");
+            self.refuse("rollout.sglang_args", message, reason);
+        }
+    }
+
     fn without_effect(&mut self) {
         let c = &self.said.config;
         let has_prompts = c.data.prompt_data.is_some() || !c.data.sources.is_empty();
@@ -545,18 +629,6 @@ impl<'a> Check<'a> {
                 "rollout.max_refills",
                 "no group is left out",
                 "add `filter = \"nonzero-std\"`",
-            );
-        }
-        if c.rollout
-            .external_engine_addrs
-            .as_ref()
-            .is_none_or(Vec::is_empty)
-        {
-            let help = "add `external_engine_addrs`";
-            self.useless(
-                "rollout.update_weight_disk_dir",
-                "the embedded engine reads weights from memory",
-                help,
             );
         }
         if self.verb == Verb::Run && c.sft.num_steps.is_none() {
@@ -795,6 +867,9 @@ mod tests {
         assert!(found[0].contains("`rollout.max_lag` is 0"), "{found:?}");
         let right = "[rollout]\nfully_async = true\nmax_lag = 2\npause_generation_mode = \"in_place\"\n[algorithm]\nuse_tis = true\n";
         assert_eq!(problems(right), Vec::<String>::new());
+        let stock = right.replace("fully", "external_engine_addrs = [\"a:1\"]\nfully");
+        let found = problems(&stock);
+        assert!(found[0].contains("cannot flush its cache"), "{found:?}");
         let found = problems("[rollout]\nover_sampling_batch_size = 3\n");
         assert!(found[0].contains("smaller than a step of 16"), "{found:?}");
     }

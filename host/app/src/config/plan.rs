@@ -6,11 +6,14 @@
 use super::check::Check;
 use super::eval_set::SourceSet;
 use super::problem::Problems;
-use super::sections::{Device, Filter, Pause};
+use super::sections::{Device, Dtype, Filter};
 use super::{Resolved, units};
 use crate::job::shape::{Overlong, Shaping};
 use crate::wire::sources::Chat;
 use serde_json::{Map, Value};
+use slime_rollout::pool::PauseMode;
+use slime_rollout::pool::launch::Sglang;
+use slime_rollout::publish::Transport;
 use slime_runtime::Grants;
 use slime_runtime::trust::PublicKey;
 use slime_trainer::TrainConfig;
@@ -98,6 +101,9 @@ impl Verb {
                 "rollout.overlong_buffer_len",
                 "rollout.overlong_penalty_factor",
                 "rollout.update_weight_disk_dir",
+                "rollout.update_weight_transport",
+                "rollout.update_weight_local_dir",
+                "rollout.update_weight_dtype",
             ],
             Self::Train => &[
                 "grants",
@@ -136,6 +142,9 @@ impl Verb {
                 "rollout.overlong_penalty_factor",
                 "rollout.filter",
                 "rollout.update_weight_disk_dir",
+                "rollout.update_weight_transport",
+                "rollout.update_weight_local_dir",
+                "rollout.update_weight_dtype",
             ],
         }
     }
@@ -327,8 +336,6 @@ pub struct RolloutPlan {
     pub max_lag: u64,
     /// Sampling never pauses.
     pub fully_async: bool,
-    /// What becomes of running requests while weights change.
-    pub pause: Pause,
     /// Prompts that a round draws at least.
     pub over_sampling: usize,
     /// What rewards and masks become on their way to the trainer.
@@ -339,10 +346,50 @@ pub struct RolloutPlan {
     pub max_refills: u32,
     /// Requests in flight.
     pub concurrency: usize,
-    /// Running servers; empty starts the embedded engine.
+    /// Running servers.
     pub servers: Vec<String>,
+    /// Servers to launch; without these and those the embedded engine samples.
+    pub launch: Option<LaunchPlan>,
+    /// A router in front of them.
+    pub router: Option<String>,
+    /// Receive tokens as they are sampled.
+    pub stream: bool,
     /// Where new weights are handed to them.
     pub publish_dir: Option<PathBuf>,
+    /// How weights travel.
+    pub transport: Transport,
+    /// Where deltas are applied.
+    pub local_dir: Option<PathBuf>,
+    /// In which type; `None` is the servers' own.
+    pub publish_dtype: Option<Dtype>,
+    /// What becomes of running requests meanwhile.
+    pub pause_mode: PauseMode,
+}
+
+impl RolloutPlan {
+    /// Whether the embedded engine samples.
+    pub fn is_embedded(&self) -> bool {
+        self.servers.is_empty() && self.launch.is_none()
+    }
+}
+
+/// Servers to launch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LaunchPlan {
+    /// How many.
+    pub num_servers: usize,
+    /// An HF directory.
+    pub model: PathBuf,
+    /// What stands before the flags.
+    pub command: Vec<String>,
+    /// Flags, verbatim.
+    pub args: Vec<String>,
+    /// GPUs of one.
+    pub gpus_per_server: Option<u32>,
+    /// The first one's first GPU.
+    pub base_gpu: u32,
+    /// From start to first answer.
+    pub start_timeout: Duration,
 }
 
 /// Supervised fine-tuning.
@@ -598,7 +645,6 @@ fn rollout_plan(said: &Resolved) -> RolloutPlan {
         max_context_len: r.max_context_len,
         max_lag: r.max_lag.unwrap_or(0),
         fully_async: r.fully_async.unwrap_or(false),
-        pause: r.pause_generation_mode.unwrap_or_default(),
         over_sampling: r.over_sampling_batch_size.unwrap_or(0) as usize,
         shaping: Shaping {
             overlong: r.overlong_buffer_len.map(|buffer| Overlong {
@@ -613,7 +659,14 @@ fn rollout_plan(said: &Resolved) -> RolloutPlan {
         max_refills: r.max_refills.unwrap_or(20),
         concurrency: r.concurrency.unwrap_or(64),
         servers: r.external_engine_addrs.clone().unwrap_or_default(),
+        launch: launch_plan(said),
+        router: r.router_addr.clone(),
+        stream: r.stream.unwrap_or(r.num_engines.is_some()),
         publish_dir: r.update_weight_disk_dir.clone(),
+        transport: r.update_weight_transport.unwrap_or_default(),
+        local_dir: r.update_weight_local_dir.clone(),
+        publish_dtype: r.update_weight_dtype,
+        pause_mode: r.pause_generation_mode.unwrap_or_default(),
     }
 }
 
@@ -656,6 +709,26 @@ fn ranks_plan(said: &Resolved, check: &mut Check<'_>) -> RanksPlan {
         },
         patience: patience.unwrap_or(Duration::from_secs(600)),
     }
+}
+
+fn launch_plan(said: &Resolved) -> Option<LaunchPlan> {
+    let r = &said.config.rollout;
+    let timeout = r.engine_start_timeout.as_deref().map(units::duration);
+    Some(LaunchPlan {
+        num_servers: r.num_engines? as usize,
+        model: said.config.model.path.clone().unwrap_or_default(),
+        command: r
+            .engine_command
+            .clone()
+            .unwrap_or_else(Sglang::stock_command),
+        args: r.sglang_args.clone().unwrap_or_default(),
+        gpus_per_server: r.num_gpus_per_engine,
+        base_gpu: r.base_gpu_id.unwrap_or(0),
+        // A text that is no duration was refused by `check`.
+        start_timeout: timeout
+            .and_then(Result::ok)
+            .unwrap_or(Duration::from_secs(900)),
+    })
 }
 
 /// The trainer's options: what `[algorithm]` and `[train]` say over the trainer's own defaults.

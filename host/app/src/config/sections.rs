@@ -6,6 +6,8 @@
 use super::eval_set::{EvalSet, SourceSet};
 use serde::{Deserialize, Serialize};
 use slime_model::layers::Recompute;
+use slime_rollout::pool::PauseMode;
+use slime_rollout::publish::Transport;
 use slime_trainer::algo::Estimator;
 use slime_trainer::algo::grpo::Std;
 use slime_trainer::algo::kl::KlKind;
@@ -200,8 +202,9 @@ pub struct RolloutSection {
     /// Never pause sampling: groups are in flight while steps train and weights are published. Needs `max_lag`
     /// of 1 or more. Default false.
     pub fully_async: Option<bool>,
-    /// What becomes of running requests while weights change: `abort`, `retract` or `in_place`. Default `retract`.
-    pub pause_generation_mode: Option<Pause>,
+    /// What becomes of running requests while weights change: `abort`, `retract` or, with the embedded
+    /// engine, `in_place`. Default `retract`.
+    pub pause_generation_mode: Option<PauseMode>,
     /// Prompts that a round of sampling draws at least. What a step does not need waits for the next. Default: as
     /// many as are missing.
     pub over_sampling_batch_size: Option<u64>,
@@ -221,8 +224,30 @@ pub struct RolloutSection {
     pub concurrency: Option<usize>,
     /// Running SGLang servers, `host:port`, instead of the embedded engine.
     pub external_engine_addrs: Option<Vec<String>>,
-    /// Directory that servers given by address can read; new weights are handed over there.
+    /// A running `sglang_router` that picks the server, `host:port`. Default: requests are routed here.
+    pub router_addr: Option<String>,
+    /// SGLang servers that this program launches and looks after, instead of the embedded engine.
+    pub num_engines: Option<u32>,
+    /// Flags of launched servers, verbatim; `--sglang-X` on the command line puts `--X` here.
+    pub sglang_args: Option<Vec<String>>,
+    /// What launches a server, before its flags. Default `["python3", "-m", "sglang.launch_server"]`.
+    pub engine_command: Option<Vec<String>>,
+    /// GPUs of one launched server. Default: left to the server.
+    pub num_gpus_per_engine: Option<u32>,
+    /// The first launched server's first GPU. Default 0.
+    pub base_gpu_id: Option<u32>,
+    /// From a launched server's start to its first answer. Default `"15m"`.
+    pub engine_start_timeout: Option<String>,
+    /// Receive tokens as they are sampled, so that no death costs any of them. Default: with launched servers.
+    pub stream: Option<bool>,
+    /// Directory that the servers can read; new weights are handed over there. Default: in the run's.
     pub update_weight_disk_dir: Option<PathBuf>,
+    /// How weights reach servers: `disk`, or to servers of this host `shared-memory` or `delta`. Default `disk`.
+    pub update_weight_transport: Option<Transport>,
+    /// Where `delta` keeps this host's copy. Default: in `/dev/shm`.
+    pub update_weight_local_dir: Option<PathBuf>,
+    /// Type in which weights are handed to servers. Default: the servers' own, where they say it.
+    pub update_weight_dtype: Option<Dtype>,
 }
 
 /// Which groups are trained on.
@@ -234,19 +259,6 @@ pub enum Filter {
     All,
     /// Groups whose rewards differ; the others are replaced by fresh ones.
     NonzeroStd,
-}
-
-/// What becomes of running requests while weights change.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Pause {
-    /// They end, and go on elsewhere or afterwards from their tokens.
-    Abort,
-    /// They go on afterwards from a fresh prefill under the new weights.
-    #[default]
-    Retract,
-    /// They freeze, and go on with the old weights' cache.
-    InPlace,
 }
 
 /// `[algorithm]`: advantages and loss. Defaults are the trainer's.

@@ -11,6 +11,7 @@ use slime_model::hf::{self, DEFAULT_SHARD_BYTES, save_dir, save_weights};
 use slime_trainer::{TrainMetrics, checkpoint};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// A trainer on its ranks.
 pub struct Learner<O: Ops> {
@@ -22,8 +23,6 @@ pub struct Learner<O: Ops> {
     pub checkpoints: PathBuf,
     /// Newest ones kept.
     pub keep: usize,
-    /// Numbers that engines get: those the trainer computes with.
-    pub published: hf::Dtype,
 }
 
 impl<O: Ops> Learner<O> {
@@ -51,20 +50,25 @@ impl<O: Ops> Learn for Learner<O> {
         checkpoint::keep_last(&self.checkpoints, self.keep).map_err(train_failed)
     }
 
-    fn write_weights(&self, dir: &Path) -> Result<()> {
-        let read = |param: &_| self.trainer.read_param(param);
-        save_weights(
-            dir,
-            &self.model.spec,
-            self.published,
-            DEFAULT_SHARD_BYTES,
-            read,
-        )
-        .map_err(train_failed)
+    fn write_weights(&self, dir: &Path, dtype: hf::Dtype) -> Result<Duration> {
+        let mut reading = Duration::ZERO;
+        let read = |param: &_| {
+            let begin = Instant::now();
+            let data = self.trainer.read_param(param);
+            reading += begin.elapsed();
+            data
+        };
+        save_weights(dir, &self.model.spec, dtype, DEFAULT_SHARD_BYTES, read)
+            .map_err(train_failed)?;
+        Ok(reading)
     }
 
     fn write_model(&self, dir: &Path) -> Result<()> {
         export(&self.model, dir, |param| self.trainer.read_param(param))
+    }
+
+    fn log_probs(&self, tokens: &[u32]) -> Result<Vec<f64>> {
+        self.trainer.log_probs(tokens).map_err(train_failed)
     }
 }
 

@@ -13,6 +13,7 @@ pub mod publish;
 pub mod ranks;
 pub mod row;
 pub mod run_dir;
+pub mod self_check;
 pub mod shape;
 pub mod start;
 pub mod stop;
@@ -28,6 +29,7 @@ use checks::Checks;
 use shape::Shaping;
 use slime_core::ports::BoxFuture;
 use slime_core::{Group, RolloutRecord, Step, WeightVersion};
+use slime_model::hf;
 use slime_rollout::{Collected, Conservation, Taken};
 use slime_trainer::{TrainConfig, TrainMetrics};
 use std::ops::Range;
@@ -42,6 +44,10 @@ use tracing::Instrument;
 pub trait Sample: Send + Sync {
     /// Until `n` groups are kept.
     fn groups(&self, step: Step, n: usize) -> BoxFuture<'_, Result<Collected>>;
+    /// Give up on what is being sampled, and keep its tokens for a resumed run.
+    fn halt(&self) -> BoxFuture<'_, ()> {
+        Box::pin(std::future::ready(()))
+    }
     /// The pool serves `version` from now on.
     fn serve(&self, version: WeightVersion);
     /// Sampling never pauses: it is asked for a step's groups even where none is missing, and told what was taken.
@@ -70,20 +76,23 @@ pub trait Learn: Send + Sync {
     fn train(&mut self, records: &[RolloutRecord]) -> Result<Vec<TrainMetrics>>;
     /// Write a checkpoint that says so many rollout steps are finished.
     fn save(&mut self, finished: Step) -> Result<()>;
-    /// Write the present weights to a directory, and nothing else.
-    fn write_weights(&self, dir: &Path) -> Result<()>;
+    /// Write the present weights to a directory, and nothing else. Returns the time in which they were read off the
+    /// device, which is not writing.
+    fn write_weights(&self, dir: &Path, dtype: hf::Dtype) -> Result<Duration>;
     /// Write the present model as an HF directory.
     fn write_model(&self, dir: &Path) -> Result<()>;
+    /// Log-probs of every token but the first, at the run's temperature.
+    fn log_probs(&self, tokens: &[u32]) -> Result<Vec<f64>>;
 }
 
 /// Hands the trainer's weights to the pool.
 pub trait Publish: Send {
-    /// As `version`.
+    /// As `version`. What it took goes into the step's row.
     fn publish<'a>(
         &'a mut self,
         learner: &'a dyn Learn,
         version: WeightVersion,
-    ) -> BoxFuture<'a, Result<()>>;
+    ) -> BoxFuture<'a, Result<Row>>;
 }
 
 /// A teacher in servers of its own.
@@ -265,13 +274,26 @@ async fn collect(job: &Job, state: &mut State, step: Step) -> Result<Option<Vec<
     let mut sampled = std::mem::take(&mut state.ready);
     let missing = job.queue.missing(step, job.groups_per_step, state.served)?;
     if missing > 0 || job.sampler.is_continuous() {
-        let groups = job.sampler.groups(step, missing);
+        let mut groups = job.sampler.groups(step, missing);
         tokio::select! {
-            collected = groups => sampled.push(collected?),
-            () = job.stop.asked() => return Ok(None),
+            collected = &mut groups => sampled.push(collected?),
+            () = job.stop.asked() => {
+                give_up(job, groups).await;
+                return Ok(None);
+            }
         }
     }
     Ok(Some(sampled))
+}
+
+/// How long requests have to come back with what they have.
+const GIVING_UP: Duration = Duration::from_secs(10);
+
+/// Let what is being sampled come back with its tokens, so that a resumed run goes on from them.
+async fn give_up<T>(job: &Job, sampling: impl Future<Output = T>) {
+    let both = async { tokio::join!(job.sampler.halt(), sampling) };
+    // Servers that do not answer keep nobody from stopping.
+    let _ = tokio::time::timeout(GIVING_UP, both).await;
 }
 
 /// Begin to sample `step` with the weights served now.
@@ -288,13 +310,17 @@ async fn publish_and_evaluate(job: &mut Job, state: &mut State, row: &mut Row) -
         let wait = Instant::now();
         tokio::select! {
             collected = &mut ahead => state.ready.push(joined(collected)?),
-            () = job.stop.asked() => ahead.abort(),
+            () = job.stop.asked() => {
+                give_up(job, &mut ahead).await;
+                ahead.abort();
+            }
         }
         row.set("perf/train_wait_time", wait.elapsed().as_secs_f64());
     }
     let begin = Instant::now();
-    publish(job, state).await?;
+    let parts = publish(job, state).await?;
     row.set("perf/update_weights_time", begin.elapsed().as_secs_f64());
+    row.0.extend(parts.0);
     let is_last = state.finished == job.steps.end;
     let due = job
         .eval_interval
@@ -311,12 +337,12 @@ async fn publish_and_evaluate(job: &mut Job, state: &mut State, row: &mut Row) -
     Ok(())
 }
 
-async fn publish(job: &mut Job, state: &mut State) -> Result<()> {
+async fn publish(job: &mut Job, state: &mut State) -> Result<Row> {
     let next = state.served.next();
-    job.publisher.publish(&*job.learner, next).await?;
+    let parts = job.publisher.publish(&*job.learner, next).await?;
     job.sampler.serve(next);
     state.served = next;
-    Ok(())
+    Ok(parts)
 }
 
 async fn evaluate(job: &Job, state: &State) -> Result<Option<Row>> {

@@ -4,23 +4,25 @@ use super::evals::Evals;
 use super::journal::RunJournal;
 use super::learner::Learner;
 use super::opened::Opened;
-use super::publish::Publishing;
+use super::publish::{Publishing, SelfCheck};
 use super::row::AXIS;
 use super::start::learner;
 use super::stop::{self, Stop};
 use super::watch::Watch;
 use super::{End, Evaluate, Job, Learn, Queue, Sample, Teach, run_dir};
-use crate::config::sections::Pause;
+use crate::config::Dtype;
+use crate::config::plan::Weights;
 use crate::error::{Failure, Result, at_path};
 use crate::telemetry::console::{self, COLUMNS, Console};
 use crate::telemetry::{Telemetry, Trace, metrics, report};
 use crate::wire::device::on_device;
 use crate::wire::dry_run::dry_run;
 use crate::wire::{Computer, Serving, refused, rollout_failed};
-use slime_core::ports::BoxFuture;
+use slime_core::ports::{BoxFuture, TextCodec};
 use slime_core::{RolloutRecord, Step, WeightVersion};
 use slime_kernels::Ops;
-use slime_rollout::pool::PauseMode;
+use slime_model::hf;
+use slime_rollout::publish::Transport;
 use slime_rollout::{
     Address, Buffer, Collected, Conservation, Continuous, Publisher, Sampler, Start, Taken,
     Teacher, WeightDirs,
@@ -28,6 +30,9 @@ use slime_rollout::{
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
+
+/// How long a publish waits for servers that are all gone: one may be starting again.
+const PATIENCE: Duration = Duration::from_secs(900);
 
 /// A run's directory and whether something is in it.
 #[derive(Clone, Debug)]
@@ -80,8 +85,8 @@ async fn run_on<O: Ops>(
             .resume_at(start, WeightVersion(start.0 + 1))
             .map_err(rollout_failed)?;
         console.line(&format!(
-            " continuing at step {start}: {} groups are ready, {} rollouts of others",
-            resumed.num_queued, resumed.num_partial
+            " continuing at step {start}: {} groups are ready, {} rollouts of others; {} go on from their tokens",
+            resumed.num_queued, resumed.num_partial, resumed.num_begun
         ));
     }
 
@@ -95,6 +100,7 @@ async fn run_on<O: Ops>(
         &opened.said,
         &label,
         None,
+        &dir.join(run_dir::SERVERS),
     )
     .await?;
     console.line(&header(&opened, &serving, dir));
@@ -133,7 +139,7 @@ async fn run_on<O: Ops>(
     }
     drop(job);
     serving.stop().await;
-    if opened.plan.rollout.servers.is_empty() {
+    if opened.plan.rollout.is_embedded() {
         // Nobody reads the embedded engine's last versions any more; the checkpoint has the weights.
         let weights = run_weights(Some(dir));
         std::fs::remove_dir_all(&weights).map_err(at_path(&weights))?;
@@ -228,16 +234,22 @@ fn job<O: Ops>(
         learner: Box::new(learner),
         publisher: Box::new(Publishing {
             dirs: WeightDirs::open(&weights).map_err(rollout_failed)?,
-            publisher: Publisher::new(
-                serving.pool.clone(),
-                match plan.rollout.pause {
-                    Pause::Abort => PauseMode::Abort,
-                    Pause::Retract => PauseMode::Retract,
-                    Pause::InPlace => PauseMode::InPlace,
-                },
-                Duration::from_secs(600),
-            ),
-            whole_models: !plan.rollout.servers.is_empty(),
+            publisher: publisher(opened, serving)?,
+            dtype: plan
+                .rollout
+                .publish_dtype
+                .map_or(serving.dtype, |dtype| match dtype {
+                    Dtype::F32 => hf::Dtype::F32,
+                    Dtype::Bf16 => hf::Dtype::Bf16,
+                }),
+            pool: serving.pool.clone(),
+            counted: serving.pool.stats(),
+            self_check: known_tokens(opened).map(|prompt| SelfCheck {
+                pool: serving.pool.clone(),
+                prompt,
+                temperature: plan.rollout.sampling.temperature,
+                console: journal.console.clone(),
+            }),
         }),
         teacher: teacher(opened)?,
         evaluator,
@@ -260,6 +272,46 @@ fn teacher(opened: &Opened) -> Result<Option<Arc<dyn Teach>>> {
     let concurrency = opened.plan.rollout.concurrency;
     let teacher = Teacher::new(addresses, concurrency, Duration::from_secs(600)).map_err(wrong)?;
     Ok(Some(Arc::new(teacher)))
+}
+
+/// What tells the pool of new weights.
+fn publisher(opened: &Opened, serving: &Serving) -> Result<Publisher> {
+    let plan = &opened.plan.rollout;
+    let patience = if plan.is_embedded() {
+        Duration::ZERO
+    } else {
+        PATIENCE
+    };
+    let publisher = Publisher::new(
+        serving.pool.clone(),
+        plan.pause_mode,
+        Duration::from_secs(600),
+    )
+    .by(plan.transport)
+    .with_patience(patience);
+    let publisher = match &opened.plan.model.weights {
+        Weights::Directory(model) if !plan.is_embedded() => {
+            publisher.with_model(model).map_err(rollout_failed)?
+        }
+        _ => publisher,
+    };
+    if plan.transport != Transport::Delta {
+        return Ok(publisher);
+    }
+    let name = format!("slime-host-{}", std::process::id());
+    let local = plan.local_dir.clone();
+    let local = local.unwrap_or_else(|| Path::new("/dev/shm").join(name));
+    publisher.with_local(&local).map_err(rollout_failed)
+}
+
+/// Tokens for the self-check. The embedded engine runs the trainer's own kernels and needs none.
+fn known_tokens(opened: &Opened) -> Option<Vec<u32>> {
+    if opened.plan.rollout.is_embedded() {
+        return None;
+    }
+    let text = "The quick brown fox jumps over the lazy dog. One, two, three, four,";
+    let tokens = opened.model.text.encode(text).ok()?;
+    (tokens.len() > 1).then_some(tokens)
 }
 
 fn run_weights(dir: Option<&Path>) -> PathBuf {
@@ -352,6 +404,10 @@ impl Sample for Sampler {
         Box::pin(async move { Sampler::groups(self, step, n).await.map_err(rollout_failed) })
     }
 
+    fn halt(&self) -> BoxFuture<'_, ()> {
+        Box::pin(Sampler::halt(self))
+    }
+
     fn serve(&self, version: WeightVersion) {
         Sampler::serve(self, version);
     }
@@ -364,6 +420,10 @@ impl Sample for Continuous {
 
     fn serve(&self, version: WeightVersion) {
         Continuous::serve(self, version);
+    }
+
+    fn halt(&self) -> BoxFuture<'_, ()> {
+        Box::pin(Continuous::halt(self))
     }
 
     fn is_continuous(&self) -> bool {

@@ -122,6 +122,18 @@ impl<O: Ops> Ranks<O> {
         }
     }
 
+    /// Log-probs of every token but the first.
+    ///
+    /// # Errors
+    /// As [`Trainer::log_probs`].
+    pub fn log_probs(&self, tokens: &[u32]) -> Result<Vec<f64>> {
+        let scores = match self {
+            Self::One(trainer) => trainer.log_probs(&[tokens])?,
+            Self::Many(trainer) => trainer.log_probs(&[tokens])?,
+        };
+        Ok(scores.into_iter().next().unwrap_or_default().logprobs)
+    }
+
     /// Write a checkpoint.
     ///
     /// # Errors

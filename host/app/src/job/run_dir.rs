@@ -17,11 +17,13 @@ pub const RESOLVED: &str = "resolved.toml";
 pub const DATABASE: &str = "run.db";
 /// Checkpoints.
 pub const CHECKPOINTS: &str = "checkpoints";
+/// What launched servers wrote.
+pub const SERVERS: &str = "servers";
 /// The trained model.
 pub const MODEL: &str = "model";
 
 /// Keys that may differ when a run is continued: they change neither what is sampled nor what is learned.
-const FREE: [&str; 11] = [
+const FREE: [&str; 23] = [
     "run.dir",
     "run.name",
     "run.num_rollout",
@@ -31,9 +33,29 @@ const FREE: [&str; 11] = [
     "run.plugins",
     "rollout.concurrency",
     "rollout.external_engine_addrs",
+    "rollout.router_addr",
+    "rollout.num_engines",
+    "rollout.sglang_args",
+    "rollout.engine_command",
+    "rollout.num_gpus_per_engine",
+    "rollout.base_gpu_id",
+    "rollout.engine_start_timeout",
+    "rollout.stream",
     "rollout.update_weight_disk_dir",
+    "rollout.update_weight_transport",
+    "rollout.update_weight_local_dir",
+    "rollout.update_weight_dtype",
+    "rollout.pause_generation_mode",
     "limits.wall",
 ];
+
+/// Where launched servers write, for a verb that may have no directory.
+pub fn logs(dir: Option<&Path>) -> PathBuf {
+    match dir {
+        Some(dir) => dir.join(SERVERS),
+        None => std::env::temp_dir().join(format!("slime-host-{}", std::process::id())),
+    }
+}
 
 /// Where a new run goes: what was said, else the first free `runs/<name>-<seed>`.
 ///

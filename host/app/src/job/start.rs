@@ -11,12 +11,12 @@ use crate::config::Problem;
 use crate::error::{Failure, Result, at_path};
 use crate::telemetry::Metrics;
 use crate::telemetry::console::{Console, Progress};
-use crate::wire::device::published;
 use crate::wire::model::{load_other, load_teacher, model_failed};
 use crate::wire::{refused, sources};
 use slime_core::Step;
 use slime_core::ports::{Source, TextCodec};
 use slime_kernels::Ops;
+use slime_model::hf;
 use slime_trainer::{Trainer, checkpoint};
 use std::path::Path;
 use std::sync::Arc;
@@ -71,11 +71,10 @@ pub async fn learner<O: Ops>(
         model: model.clone(),
         checkpoints,
         keep: plan.run.keep_checkpoints,
-        published: published(plan.model.device),
     };
     if warmed {
         if plan.train.needs_reference().is_some() && plan.model.reference.is_none() {
-            learner.write_weights(&reference)?;
+            learner.write_weights(&reference, hf::Dtype::F32)?;
         }
         learner.save(Step(0))?;
     }

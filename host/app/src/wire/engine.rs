@@ -1,8 +1,9 @@
-//! Who samples: the embedded engine on a loopback port, or servers given by address. Both are reached over HTTP.
+//! Who samples: the embedded engine on a loopback port, servers of our own, or servers given by address. All are
+//! reached over HTTP.
 
-use super::device::{Computer, Scale, bytes_of_number, on_device};
+use super::device::{Computer, Scale, bytes_of_number, on_device, published};
 use super::model::{Model, model_failed};
-use super::rollout_failed;
+use super::{refused, rollout_failed, servers};
 use crate::config::plan::RolloutPlan;
 use crate::config::{Device, Problem, Resolved};
 use crate::error::{Failure, Result};
@@ -10,12 +11,17 @@ use slime_core::WeightVersion;
 use slime_core::ports::TextCodec;
 use slime_engine::{Engine, EngineConfig, EngineHandle, ServerHandle, serve};
 use slime_kernels::Ops;
-use slime_model::Network;
+use slime_model::{Network, hf};
+use slime_rollout::pool::launch::Fleet;
 use slime_rollout::pool::{Routing, Trust};
 use slime_rollout::{Address, Pool, PoolConfig};
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
+
+/// From the first request to a server that should be up to its answer.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A pool and, where there is one, the engine behind it.
 pub struct Serving {
@@ -25,12 +31,15 @@ pub struct Serving {
     pub context_tokens: u32,
     /// For people.
     pub name: String,
+    /// In which type weights are handed over.
+    pub dtype: hf::Dtype,
     embedded: Option<(EngineHandle, ServerHandle)>,
+    fleet: Option<Fleet>,
 }
 
 impl Serving {
-    /// Start the embedded engine on `device`, or reach the servers given. `label` tells this run's weights from another's;
-    /// `frozen` says that the weights never change.
+    /// Start the embedded engine on `device`, or launch and reach the servers of the plan. `label` tells this run's
+    /// weights from another's; `frozen` says that the weights never change. Launched servers write to `logs`.
     ///
     /// # Errors
     /// The engine cannot start, or a server does not answer.
@@ -41,60 +50,109 @@ impl Serving {
         said: &Resolved,
         label: &str,
         frozen: Option<WeightVersion>,
+        logs: &Path,
     ) -> Result<Self> {
         let limit = plan.max_context_len.map_or(model.spec.max_positions, |n| {
             (n as usize).min(model.spec.max_positions)
         });
-        let (addresses, embedded, context, name) = if plan.servers.is_empty() {
-            let engine = embedded(device, model, plan, limit)?;
-            let context = engine.context_length();
-            let server = serve(engine.clone(), SocketAddr::from(([127, 0, 0, 1], 0)))
-                .await
-                .map_err(engine_failed)?;
-            let name = format!("embedded, {}", server.url());
-            (
-                vec![Address::new("127.0.0.1", server.addr.port())],
-                Some((engine, server)),
-                context,
-                name,
-            )
-        } else {
-            let addresses = plan.servers.iter().map(|text| Address::parse(text));
-            let addresses = addresses.collect::<Result<Vec<_>, _>>().map_err(|e| {
-                Problem::new(e.to_string()).at(said.place("rollout.external_engine_addrs"))
-            })?;
-            (addresses, None, limit, plan.servers.join(", "))
-        };
+        let trust = frozen.map_or(Trust::Proven, Trust::Frozen);
+        if !plan.is_embedded() {
+            return Self::beside(model, plan, said, label, trust, limit, logs).await;
+        }
+        let engine = embedded(device, model, plan, limit)?;
+        let context = engine.context_length();
+        let server = serve(engine.clone(), SocketAddr::from(([127, 0, 0, 1], 0)))
+            .await
+            .map_err(engine_failed)?;
         let config = PoolConfig {
             concurrency: plan.concurrency,
             routing: Routing::default(),
-            label_prefix: if embedded.is_some() {
-                String::new()
-            } else {
-                format!("{label}-")
-            },
-            trust: frozen.map_or(Trust::Proven, Trust::Frozen),
+            trust,
             ..PoolConfig::new(model.text.vocab_size(), context)
         };
-        let pool = Pool::new(addresses, config).map_err(rollout_failed)?;
-        pool.wait_until_up(Duration::from_secs(30)).await.map_err(|e| {
-            Problem::new(e.to_string())
-                .help("start the servers first (python -m sglang.launch_server …), or correct the addresses")
-                .at(said.place("rollout.external_engine_addrs"))
-        })?;
+        let address = Address::new("127.0.0.1", server.addr.port());
+        let pool = Pool::new(vec![address], config).map_err(rollout_failed)?;
+        pool.wait_until_up(ANSWER_TIMEOUT)
+            .await
+            .map_err(rollout_failed)?;
         Ok(Self {
             pool: Arc::new(pool),
             context_tokens: context as u32,
-            name,
-            embedded,
+            name: format!("embedded, {}", server.url()),
+            dtype: published(device),
+            embedded: Some((engine, server)),
+            fleet: None,
         })
     }
 
-    /// End the embedded engine.
+    /// Servers of other processes.
+    async fn beside(
+        model: &Model,
+        plan: &RolloutPlan,
+        said: &Resolved,
+        label: &str,
+        trust: Trust,
+        limit: usize,
+        logs: &Path,
+    ) -> Result<Self> {
+        let mut addresses = servers::attached(&plan.servers, said)?;
+        let fleet = match &plan.launch {
+            Some(launch) => Some(servers::launch(launch, said, logs).await?),
+            None => None,
+        };
+        let launched = fleet.as_ref().map_or(0, |fleet| fleet.addresses().len());
+        addresses.extend(fleet.iter().flat_map(Fleet::addresses));
+        let config = PoolConfig {
+            concurrency: plan.concurrency,
+            routing: Routing::default(),
+            label_prefix: format!("{label}-"),
+            stream: plan.stream,
+            router: servers::router(plan.router.as_deref(), said)?,
+            trust,
+            ..PoolConfig::new(model.text.vocab_size(), limit)
+        };
+        let pool = Pool::new(addresses.clone(), config.clone()).map_err(rollout_failed)?;
+        pool.wait_until_up(ANSWER_TIMEOUT).await.map_err(|e| {
+            Problem::new(e.to_string())
+                .help("start the servers first (python -m sglang.launch_server …), let this program launch them (--rollout-num-engines N), or correct the addresses")
+                .at(said.place("rollout.external_engine_addrs"))
+        })?;
+        pool.introduce()
+            .await
+            .map_err(|e| refused(said, &["rollout.router_addr"], e))?;
+        let facts = servers::ask(&pool, limit, model.dtype()).await?;
+        let pool = if facts.context_tokens == limit {
+            pool
+        } else {
+            let config = PoolConfig {
+                context_tokens: facts.context_tokens,
+                ..config
+            };
+            Pool::new(addresses, config).map_err(rollout_failed)?
+        };
+        let name = match (launched, plan.servers.is_empty()) {
+            (0, _) => plan.servers.join(", "),
+            (n, true) => format!("{n} SGLang, logs in {}", logs.display()),
+            (n, false) => format!("{n} SGLang and {}", plan.servers.join(", ")),
+        };
+        Ok(Self {
+            pool: Arc::new(pool),
+            context_tokens: facts.context_tokens as u32,
+            name,
+            dtype: facts.dtype,
+            embedded: None,
+            fleet,
+        })
+    }
+
+    /// End the embedded engine, or the servers that were launched.
     pub async fn stop(self) {
         if let Some((engine, server)) = self.embedded {
             server.shutdown().await;
             engine.stop();
+        }
+        if let Some(fleet) = self.fleet {
+            fleet.stop().await;
         }
     }
 }

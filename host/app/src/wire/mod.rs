@@ -10,6 +10,7 @@ pub mod http;
 pub mod model;
 pub mod plugins;
 pub mod registry;
+pub mod servers;
 pub mod sources;
 pub mod tools;
 

@@ -7,7 +7,7 @@ use crate::error::{Failure, Result};
 use slime_core::ports::TextCodec;
 use slime_kernels::Ops;
 use slime_model::text::Text;
-use slime_model::{HfDir, ModelFiles, ModelSpec, families, init, params};
+use slime_model::{HfDir, ModelFiles, ModelSpec, families, hf, init, params};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -93,6 +93,14 @@ impl Model {
             }
         }
         Ok(tensors)
+    }
+
+    /// The type its files hold.
+    pub fn dtype(&self) -> hf::Dtype {
+        match &self.weights {
+            Stored::Directory(dir) => dir.weights.dtype().unwrap_or(hf::Dtype::F32),
+            Stored::Fresh(_) => hf::Dtype::F32,
+        }
     }
 
     /// Number of parameters, for people.

@@ -55,6 +55,12 @@ pub(crate) enum Command {
     Update(Update, oneshot::Sender<Result<usize>>),
     SetVersion(String, bool, oneshot::Sender<()>),
     Checksums(oneshot::Sender<Result<Vec<(String, u64)>>>),
+    /// The first rows of a tensor, and their width.
+    Tensor(
+        String,
+        usize,
+        oneshot::Sender<Result<Option<(Vec<f32>, usize)>>>,
+    ),
     /// Answered between two steps: the engine is alive.
     Ping(oneshot::Sender<()>),
     Stop,
@@ -170,6 +176,9 @@ impl<F: Forward> Scheduler<F> {
                 self.answer(done, ());
             }
             Command::Checksums(done) => self.answer(done, self.model.checksums()),
+            Command::Tensor(name, rows, done) => {
+                self.answer(done, self.model.tensor(&name, rows));
+            }
             Command::Ping(done) => self.answer(done, ()),
             Command::Stop => {}
         }

@@ -194,3 +194,29 @@ pub(super) async fn weights_checker(
         json!({"success": true, "message": "Success.", "ranks": [rank]}),
     ))
 }
+
+#[derive(Debug, Deserialize)]
+struct TensorBody {
+    name: String,
+    #[serde(default = "hundred")]
+    truncate_size: usize,
+}
+
+fn hundred() -> usize {
+    100
+}
+
+/// Names are those of the files: nothing is fused here.
+pub(super) async fn get_weights_by_name(
+    State(engine): State<EngineHandle>,
+    body: Bytes,
+) -> Result<Json<Value>, Refusal> {
+    let body: TensorBody = read(&body)?;
+    let Some((values, width)) = engine.tensor(&body.name, body.truncate_size).await? else {
+        return Err(Refusal::invalid("Get parameter by name failed"));
+    };
+    Ok(Json(match width {
+        1 => Value::from(values),
+        _ => Value::from_iter(values.chunks(width).map(<[f32]>::to_vec)),
+    }))
+}

@@ -94,6 +94,7 @@ pub(super) async fn server_info(State(engine): State<EngineHandle>) -> Json<Valu
         "served_model_name": config.served_model_name,
         "weight_version": config.weight_version,
         "context_length": inner.context_length,
+        "dtype": "float32",
         "tp_size": 1,
         "dp_size": 1,
         "pp_size": 1,

@@ -78,6 +78,11 @@ fn table() -> Vec<(&'static str, &'static [&'static str], Route)> {
             post(control::update_weight_version),
         ),
         ("/weights_checker", POST, post(control::weights_checker)),
+        (
+            "/get_weights_by_name",
+            POST,
+            post(control::get_weights_by_name),
+        ),
     ]
 }
 

@@ -21,6 +21,8 @@ pub struct Resumed {
     pub num_queued: usize,
     /// Finished rollouts of groups that are not complete.
     pub num_partial: usize,
+    /// Rollouts that were cut off and go on from the tokens they have.
+    pub num_begun: usize,
     /// Groups whose weights no longer exist.
     pub num_rolled_back: usize,
 }
@@ -60,6 +62,9 @@ impl Buffer {
             let again = tx.execute("UPDATE rollouts SET state = 'sampling', data = NULL, outcome = NULL, reward = NULL, newest_version = NULL
                  WHERE newest_version > ?1 AND (group_id, attempt) IN (SELECT id, attempt FROM groups WHERE state = 'sampling')", [int(served.0)])?;
             count_sampled(tx, -(again as i64))?;
+            // Tokens of weights that no longer exist; what came after them in a rollout goes too, by its context.
+            tx.execute("DELETE FROM turns WHERE newest_version > ?1 OR NOT EXISTS
+                 (SELECT 1 FROM groups WHERE id = group_id AND groups.attempt = turns.attempt AND state = 'sampling')", [int(served.0)])?;
             let count = |sql: &str| tx.query_row(sql, [], |row| row.get::<_, i64>(0)).map(|n| n as usize);
             let resumed = Resumed {
                 cursor: count("SELECT COALESCE(MAX(draw) + 1, 0) FROM prompts")? as u64,
@@ -68,6 +73,7 @@ impl Buffer {
                     "SELECT COUNT(*) FROM rollouts JOIN groups ON id = group_id AND groups.attempt = rollouts.attempt
                      WHERE groups.state = 'sampling' AND rollouts.state IN ('scored', 'failed') AND outcome NOT IN ('infra-failed', 'cancelled')",
                 )?,
+                num_begun: count("SELECT COUNT(*) FROM (SELECT DISTINCT group_id, attempt, idx FROM turns)")?,
                 num_rolled_back,
             };
             event(tx, step.0, "resume", &format!("at version {served}: {resumed:?}"))?;

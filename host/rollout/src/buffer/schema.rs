@@ -5,6 +5,7 @@
 //! | `prompts` | a draw: `pending` until its group is complete, then `done`. The cursor is the next draw |
 //! | `groups` | one attempt at a draw: `sampling`, `queued`, `taken`, `trained` or `dropped` |
 //! | `rollouts` | one rollout of an attempt: `sampling`, `scored` or `failed`, then `trained` or `dropped` |
+//! | `turns` | what a turn of an unfinished rollout has sampled |
 //! | `steps` | a step that took a batch: `taken`, then `trained` |
 //! | `events` | something that happened |
 //! | `meta` | the run's identity, and how many groups it has completed and rollouts it has sampled |
@@ -56,6 +57,16 @@ CREATE TABLE IF NOT EXISTS rollouts (
     data TEXT,
     PRIMARY KEY (group_id, attempt, idx)
 ) STRICT;
+CREATE TABLE IF NOT EXISTS turns (
+    group_id INTEGER NOT NULL,
+    attempt INTEGER NOT NULL,
+    idx INTEGER NOT NULL,
+    lineage INTEGER NOT NULL,
+    turn INTEGER NOT NULL,
+    newest_version INTEGER,
+    data TEXT NOT NULL,
+    PRIMARY KEY (group_id, attempt, idx, lineage, turn)
+) STRICT, WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS steps (
     step INTEGER PRIMARY KEY,
     state TEXT NOT NULL CHECK (state IN ('taken', 'trained')),

@@ -1,7 +1,7 @@
 //! From a claimed draw to a queued group. The sampler calls this as its ledger.
 
 use super::{Buffer, event, int};
-use crate::collect::{Claim, Ledger};
+use crate::collect::{Claim, Ledger, TurnRecord};
 use crate::{RolloutError, lock};
 use rusqlite::{OptionalExtension, Transaction, params};
 use slime_core::{Group, GroupId, Outcome, Prompt, Rollout, Step, Trajectory, WeightVersion};
@@ -63,7 +63,16 @@ fn put_rollout(
         newest,
         json(rollout)?
     ])
-    .and_then(|ended| count_sampled(tx, ended as i64))
+    .and_then(|ended| count_sampled(tx, ended as i64))?;
+    if !matches!(
+        rollout.outcome,
+        Outcome::InfraFailed(_) | Outcome::Cancelled(_)
+    ) {
+        // It is whole: nothing goes on from its turns.
+        tx.prepare_cached("DELETE FROM turns WHERE group_id = ?1 AND attempt = ?2 AND idx = ?3")?
+            .execute(params![int(group.0), attempt, rollout.index])?;
+    }
+    Ok(())
 }
 
 /// So many rollouts have ended, or fewer than was counted.
@@ -151,6 +160,19 @@ fn finished(tx: &Transaction<'_>, group: u64, attempt: u32) -> rusqlite::Result<
     .collect()
 }
 
+/// Turns of an interrupted attempt's unfinished rollouts.
+fn begun(
+    tx: &Transaction<'_>,
+    group: u64,
+    attempt: u32,
+) -> rusqlite::Result<Vec<(u32, TurnRecord)>> {
+    tx.prepare_cached("SELECT idx, data FROM turns WHERE group_id = ?1 AND attempt = ?2")?
+        .query_map(params![int(group), attempt], |row| {
+            Ok((row.get(0)?, from_json(1, &row.get::<_, String>(1)?)?))
+        })?
+        .collect()
+}
+
 impl Buffer {
     /// Queue a complete group, in one transaction. The sampler does this by itself; filling a group again
     /// changes nothing.
@@ -197,17 +219,18 @@ impl Ledger for Buffer {
                 draws.push(draw);
             }
             let claims = draws.iter().map(|&draw| {
-                let (attempt, begun) = next_attempt(tx, draw)?;
-                let done = if begun {
-                    finished(tx, draw, attempt)?
+                let (attempt, is_begun) = next_attempt(tx, draw)?;
+                let (done, begun) = if is_begun {
+                    (finished(tx, draw, attempt)?, begun(tx, draw, attempt)?)
                 } else {
-                    Vec::new()
+                    Default::default()
                 };
                 Ok(Claim {
                     draw,
                     group: GroupId(draw),
                     attempt,
                     done,
+                    begun,
                 })
             });
             let claims = claims.collect::<rusqlite::Result<Vec<_>>>()?;
@@ -236,6 +259,30 @@ impl Ledger for Buffer {
                     .execute(params![group, claim.attempt, index, int(*seed)])?;
             }
             Ok(())
+        })
+    }
+
+    fn turn(&self, claim: &Claim, index: u32, record: &TurnRecord) -> Result<(), RolloutError> {
+        let newest = record
+            .sampled
+            .versions
+            .iter()
+            .map(|(version, _)| int(version.0))
+            .max();
+        self.write(|tx| {
+            tx.prepare_cached(
+                "INSERT OR REPLACE INTO turns (group_id, attempt, idx, lineage, turn, newest_version, data) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)",
+            )?
+            .execute(params![
+                int(claim.group.0),
+                claim.attempt,
+                index,
+                int(record.lineage >> 1),
+                record.turn,
+                newest,
+                json(record)?
+            ])
+            .map(drop)
         })
     }
 

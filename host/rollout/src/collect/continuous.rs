@@ -64,6 +64,13 @@ impl Continuous {
         self.shared.wake.notify_one();
     }
 
+    /// Give up on what is in flight, and keep its tokens: [`Self::groups`] returns when all of it has ended, and the
+    /// draws that are not complete go on from them next time. Nothing is sampled any more.
+    pub async fn halt(&self) {
+        self.shared.inner.halt().await;
+        self.shared.wake.notify_one();
+    }
+
     /// A step has taken its groups: there is room for others.
     pub fn taken(&self) {
         self.shared.wake.notify_one();
@@ -98,6 +105,7 @@ impl Continuous {
             told.starves(step, self.groups_per_step, inner.driver.config.max_refills)?;
             match ends.recv().await {
                 Some(end) => told.add(end?),
+                None if inner.is_halted() => return Err(RolloutError::Halted),
                 None => return Err(gone()),
             }
         }
@@ -156,6 +164,7 @@ impl Told {
                 let count = self.unreached.take().map_or(0, |(_, count)| count);
                 self.unreached = Some((reason, count + 1));
             }
+            End::Halted => {}
         }
     }
 
@@ -189,7 +198,11 @@ impl Told {
 async fn keep_going(shared: Arc<Shared>, ends: mpsc::UnboundedSender<Result<End, RolloutError>>) {
     let mut tasks: JoinSet<Result<End, RolloutError>> = JoinSet::new();
     loop {
-        if let Err(error) = top_up(&shared, &mut tasks) {
+        if shared.inner.is_halted() {
+            if tasks.is_empty() {
+                return;
+            }
+        } else if let Err(error) = top_up(&shared, &mut tasks) {
             let _ = ends.send(Err(error));
             return;
         }

@@ -5,6 +5,7 @@
 
 use super::live::{Live, Origin, Tally};
 use super::render::{prompt_text, prompt_tokens};
+use super::turns::{Sink, TurnRecord, Turns};
 use crate::RolloutError;
 use crate::seed::{hash64, rollout_seed};
 use serde_json::{Map, Value};
@@ -16,7 +17,7 @@ use slime_core::{
     Trajectory, WeightVersion,
 };
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// What one rollout may use up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,6 +94,7 @@ pub struct Driver {
     /// How.
     pub config: Arc<SamplerConfig>,
     pub(super) served: Arc<AtomicU64>,
+    pub(super) halted: Arc<AtomicBool>,
 }
 
 /// What a group starts from.
@@ -104,7 +106,14 @@ pub(super) struct Assignment {
     pub(super) prompt: Prompt,
     /// Rollouts that exist already.
     pub(super) done: Vec<Rollout>,
+    /// Turns of rollouts that were cut off, by index.
+    pub(super) begun: Vec<(u32, TurnRecord)>,
+    /// Where turns are kept.
+    pub(super) keep: Option<KeepTurn>,
 }
+
+/// Keeps a turn of the rollout of this index.
+pub(super) type KeepTurn = Arc<dyn Fn(u32, &TurnRecord) + Send + Sync>;
 
 impl Driver {
     /// A driver that serves nothing yet.
@@ -122,6 +131,7 @@ impl Driver {
             verifier,
             config: Arc::new(config),
             served: Arc::default(),
+            halted: Arc::default(),
         }
     }
 
@@ -165,6 +175,8 @@ impl Driver {
             attempt,
             prompt,
             mut done,
+            begun,
+            keep,
         } = from;
         let prompt = Arc::new(prompt);
         let rendered =
@@ -188,10 +200,15 @@ impl Driver {
             .map(|(index, &seed)| {
                 let id = RolloutId(first + u64::from(index));
                 let (prompt, rendered, on_rollout) = (&prompt, &rendered, &on_rollout);
+                let of_this = begun.iter().filter(|(i, _)| *i == index);
+                let sink = keep.clone().map(|keep| -> Sink {
+                    Box::new(move |record: &TurnRecord| keep(index, record))
+                });
+                let turns = Arc::new(Turns::new(of_this.map(|(_, r)| r.clone()).collect(), sink));
                 Box::pin(async move {
                     let rollout = match rendered {
                         Ok(tokens) => {
-                            self.rollout(prompt, tokens, id, index, attempt, seed, tally)
+                            self.rollout(prompt, tokens, id, index, attempt, seed, tally, &turns)
                                 .await
                         }
                         Err((tokens, outcome)) => Rollout {
@@ -245,7 +262,7 @@ impl Driver {
         Ok(tokens)
     }
 
-    /// One rollout. Infrastructure failures start it again from the prompt, with nothing kept.
+    /// One rollout. Infrastructure failures start its generator again; turns that were kept are not sampled again.
     #[expect(
         clippy::too_many_arguments,
         reason = "every one of them names the rollout"
@@ -260,6 +277,7 @@ impl Driver {
         attempt: u32,
         seed: u64,
         tally: &Arc<Tally>,
+        turns: &Arc<Turns>,
     ) -> Rollout {
         let mut tries = 0;
         loop {
@@ -279,6 +297,7 @@ impl Driver {
                 served: Arc::clone(&self.served),
                 tally: Arc::clone(tally),
                 ownership: Default::default(),
+                turns: Arc::clone(turns),
                 next_id: AtomicU64::new(0),
             };
             let live = Arc::new(Live::start(Arc::new(origin), tokens.to_vec()));

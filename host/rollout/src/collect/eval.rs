@@ -61,6 +61,8 @@ pub async fn evaluate(
                 attempt: 0,
                 prompt,
                 done: Vec::new(),
+                begun: Vec::new(),
+                keep: None,
             };
             let on_rollout = |rollout: &Rollout| {
                 progress.rollout(

@@ -2,6 +2,7 @@
 //!
 //! The Data Buffer is the ledger of a run. [`MemoryLedger`] is for the verbs that only sample.
 
+use super::turns::TurnRecord;
 use crate::{RolloutError, lock};
 use slime_core::{Group, GroupId, Prompt, Rollout, Step, WeightVersion};
 use std::collections::BTreeSet;
@@ -19,6 +20,8 @@ pub struct Claim {
     pub attempt: u32,
     /// Rollouts that an interrupted run has finished.
     pub done: Vec<Rollout>,
+    /// Turns of its unfinished rollouts, by the rollout's index.
+    pub begun: Vec<(u32, TurnRecord)>,
 }
 
 /// Keeps account. Calls are made as things happen; each is durable when it returns.
@@ -33,6 +36,14 @@ pub trait Ledger: Send + Sync {
     /// # Errors
     /// The ledger cannot be written.
     fn begin(&self, claim: &Claim, prompt: &Prompt, seeds: &[u64]) -> Result<(), RolloutError>;
+    /// Tokens of an unfinished rollout of the claim. Later records of a turn replace earlier ones.
+    ///
+    /// # Errors
+    /// The ledger cannot be written.
+    fn turn(&self, claim: &Claim, index: u32, record: &TurnRecord) -> Result<(), RolloutError> {
+        let _ = (claim, index, record);
+        Ok(())
+    }
     /// One rollout of the claim ended.
     ///
     /// # Errors
@@ -92,6 +103,7 @@ impl Ledger for MemoryLedger {
                 group: GroupId(draw),
                 attempt: 0,
                 done: Vec::new(),
+                begun: Vec::new(),
             })
             .collect())
     }

@@ -7,6 +7,7 @@
 use super::driver::Limits;
 use super::render::{Continuation, continuation};
 use super::transcript::{Ownership, Transcript};
+use super::turns::Turns;
 use crate::lock;
 use crate::seed::{hash64, turn_seed};
 use serde_json::{Map, Value};
@@ -45,6 +46,7 @@ pub(super) struct Origin {
     pub(super) served: Arc<AtomicU64>,
     pub(super) tally: Arc<Tally>,
     pub(super) ownership: Ownership,
+    pub(super) turns: Arc<Turns>,
     pub(super) next_id: AtomicU64,
 }
 
@@ -144,7 +146,7 @@ impl Live {
         &self,
         max_tokens: u32,
         stop: &[String],
-    ) -> Result<Option<SampleRequest>, LiveError> {
+    ) -> Result<Option<(u32, SampleRequest)>, LiveError> {
         let mut state = lock(&self.state);
         if state.busy {
             return Err(LiveError::InvalidInput(
@@ -205,15 +207,28 @@ impl Live {
         .unwrap_or(0);
         params.stop.extend_from_slice(stop);
         params.sampling_seed = Some(turn_seed(self.origin.seed, self.lineage, state.num_turns));
-        let rid = format!("{}-{}-{}", self.origin.rid, self.id, state.num_turns);
+        let turn = state.num_turns;
+        let rid = format!("{}-{}-{turn}", self.origin.rid, self.id);
         state.busy = true;
         state.num_turns += 1;
-        Ok(Some(SampleRequest {
+        let request = SampleRequest {
             rid,
             session: self.origin.session,
             tokens: state.now.trajectory.tokens(),
             params,
-        }))
+        };
+        Ok(Some((turn, request)))
+    }
+
+    /// What the policy writes at `turn`; a turn that was cut off goes on, one that was whole is not sampled again.
+    async fn ask(&self, turn: u32, request: SampleRequest) -> Result<Sampled, PolicyError> {
+        let turns = &self.origin.turns;
+        let begun = turns.recall(self.lineage, turn, &request.tokens);
+        if begun.is_whole() {
+            return Ok(begun);
+        }
+        let keep = turns.keeper(self.lineage, turn, &request.tokens);
+        self.origin.policy.go_on(request, begun, keep).await
     }
 
     /// Keep what the policy wrote.
@@ -358,7 +373,7 @@ impl LiveTrajectory for Live {
 
     fn sample(&self, max_tokens: u32, stop: Vec<String>) -> BoxFuture<'_, Result<Turn, LiveError>> {
         Box::pin(async move {
-            let Some(request) = self.prepare(max_tokens, &stop)? else {
+            let Some((turn, request)) = self.prepare(max_tokens, &stop)? else {
                 return Ok(Turn {
                     text: String::new(),
                     finish: FinishReason::Length,
@@ -368,7 +383,7 @@ impl LiveTrajectory for Live {
             };
             let busy = Busy(&self.state);
             let context = request.tokens.len() as u64;
-            let result = self.origin.policy.sample(request).await;
+            let result = self.ask(turn, request).await;
             drop(busy);
             let sampled = result.map_err(|error| match error {
                 PolicyError::Refused(reason) => {

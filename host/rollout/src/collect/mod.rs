@@ -19,6 +19,7 @@ mod single_turn;
 #[cfg(test)]
 mod tests;
 mod transcript;
+mod turns;
 
 pub use continuous::Continuous;
 pub use driver::{Driver, Limits, SamplerConfig};
@@ -30,3 +31,4 @@ pub use plugins::PluginFilter;
 pub use progress::{Progress, Silent};
 pub use sampler::{Collected, Sampler};
 pub use single_turn::SingleTurn;
+pub use turns::TurnRecord;

@@ -115,6 +115,7 @@ impl Driver {
                 0,
                 stored.seed,
                 &tally,
+                &Arc::default(),
             )
             .await;
         differences(stored, &again)

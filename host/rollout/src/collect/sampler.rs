@@ -4,7 +4,7 @@
 //! The sampler goes on while weights are published and while a step trains; how old a group may be is
 //! the buffer's to judge.
 
-use super::driver::{Assignment, Driver};
+use super::driver::{Assignment, Driver, KeepTurn};
 use super::filter::{GroupFilter, Judgement};
 use super::ledger::{Claim, Ledger};
 use super::live::Tally;
@@ -12,9 +12,10 @@ use super::metrics::{self, Metrics};
 use super::progress::{Progress, Silent};
 use crate::RolloutError;
 use slime_core::ports::Source;
-use slime_core::{Group, Outcome, Step, WeightVersion};
+use slime_core::{Group, Outcome, Rollout, Step, WeightVersion};
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 use tokio::task::JoinSet;
 use tracing::Instrument;
@@ -54,6 +55,8 @@ pub(super) enum End {
     Dropped(Group, String),
     /// No rollout of it reached the policy; the draw was given back.
     NoEngine(String),
+    /// It was given up; what it has is kept, and the draw was given back.
+    Halted,
 }
 
 impl Sampler {
@@ -105,6 +108,12 @@ impl Sampler {
     /// The pool serves `version` from now on. Requests in flight go on.
     pub fn serve(&self, version: WeightVersion) {
         self.inner.driver.serve(version);
+    }
+
+    /// Give up on what is being sampled, and keep its tokens: [`Self::groups`] returns, and the draws that are not
+    /// complete go on from them next time. Nothing is sampled any more.
+    pub async fn halt(&self) {
+        self.inner.halt().await;
     }
 
     /// Sample until `n` groups are kept. Dropping the future gives up: requests are aborted, and the
@@ -162,6 +171,7 @@ impl Sampler {
                         refused.push(group);
                     }
                     End::NoEngine(reason) => unreached = Some(reason),
+                    End::Halted => return Err(RolloutError::Halted),
                 }
             }
             if let Some(reason) = unreached
@@ -217,6 +227,7 @@ impl Inner {
         tally: &Arc<Tally>,
     ) -> Result<End, RolloutError> {
         let done = std::mem::take(&mut held.claim.done);
+        let begun = std::mem::take(&mut held.claim.begun);
         let claim = held.claim.clone();
         let prompt = self
             .source
@@ -231,8 +242,10 @@ impl Inner {
             attempt: claim.attempt,
             prompt,
             done,
+            begun,
+            keep: Some(self.keeper(&claim)),
         };
-        let on_rollout = |rollout: &slime_core::Rollout| {
+        let on_rollout = |rollout: &Rollout| {
             let num_tokens = rollout
                 .trajectories
                 .iter()
@@ -242,6 +255,10 @@ impl Inner {
             self.ledger.rollout(&claim, rollout)
         };
         let group = self.driver.group(from, tally, on_rollout).await?;
+        let given_up = |r: &Rollout| matches!(r.outcome, Outcome::Cancelled(_));
+        if self.is_halted() && group.rollouts.iter().any(given_up) {
+            return Ok(End::Halted);
+        }
         if let Some(reason) = unreached(&group) {
             return Ok(End::NoEngine(reason));
         }
@@ -259,6 +276,26 @@ impl Inner {
 }
 
 impl Inner {
+    pub(super) async fn halt(&self) {
+        self.driver.halted.store(true, Ordering::Relaxed);
+        self.driver.policy.halt().await;
+    }
+
+    pub(super) fn is_halted(&self) -> bool {
+        self.driver.halted.load(Ordering::Relaxed)
+    }
+
+    /// Keeps turns of a claim's rollouts in the ledger.
+    fn keeper(&self, claim: &Claim) -> KeepTurn {
+        let (ledger, claim) = (Arc::clone(&self.ledger), claim.clone());
+        Arc::new(move |index, record| {
+            if let Err(error) = ledger.turn(&claim, index, record) {
+                // The rollout's end is written too, and stops the run.
+                tracing::warn!(%error, "tokens of an unfinished rollout could not be kept");
+            }
+        })
+    }
+
     /// Why the group is not trained on: its prompt left no room for a response, or a filter said so.
     async fn refusal(&self, group: &Group) -> Option<String> {
         let context = self.driver.config.limits.context_tokens as usize;

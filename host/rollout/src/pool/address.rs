@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_ipv6_host_gets_its_brackets() {
+    fn g06_an_ipv6_host_gets_its_brackets() {
         assert_eq!(
             Address::new("fd00::1", 80).to_string(),
             "http://[fd00::1]:80"

@@ -1,14 +1,17 @@
 //! The pool: every request to an engine goes through here.
 //!
 //! It speaks SGLang's HTTP API and nothing else, spreads requests, bounds them, retries what is safe,
-//! and routes only to members that serve a known version. It refuses to launch servers and to know what
-//! the weights are. Read `sample.rs` for a request's life, `member.rs` for a server's.
+//! and routes only to members that serve a known version. It refuses to know what the weights are. Read
+//! `sample.rs` for a request's life, `member.rs` for a server's, `launch` for servers of this program's own.
 
 mod address;
 pub mod endpoint;
+mod gauges;
+pub mod launch;
 mod member;
 mod probe;
 mod route;
+mod router;
 mod sample;
 mod server;
 #[cfg(test)]
@@ -16,18 +19,21 @@ mod tests;
 
 pub use address::Address;
 pub use endpoint::pause_generation::PauseMode;
+pub use gauges::Gauges;
 pub use member::Standing;
 pub use route::Routing;
 pub use server::{CallError, Server};
 
+use crate::publish::{Bucket, Proof};
 use crate::{RolloutError, lock};
-use member::Member;
+pub(crate) use member::Member;
 use route::Candidate;
+use router::Router;
 use slime_core::WeightVersion;
-use slime_core::ports::{BoxFuture, Policy, PolicyError, SampleRequest, Sampled};
+use slime_core::ports::{BoxFuture, Keep, Policy, PolicyError, SampleRequest, Sampled};
 use std::collections::HashMap;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::sync::Notify;
@@ -69,6 +75,8 @@ pub struct PoolConfig {
     pub label_prefix: String,
     /// How members come to be trusted.
     pub trust: Trust,
+    /// An `sglang_router` that picks the member, instead of `routing`.
+    pub router: Option<Address>,
 }
 
 impl PoolConfig {
@@ -86,6 +94,7 @@ impl PoolConfig {
             context_tokens,
             label_prefix: String::new(),
             trust: Trust::default(),
+            router: None,
         }
     }
 
@@ -116,6 +125,10 @@ pub(crate) struct Published {
     pub(crate) update_deadline: Duration,
     /// The weights' checksum, once members have agreed on one.
     pub(crate) checksum: Option<Vec<String>>,
+    /// Values that a member must hold afterwards.
+    pub(crate) proof: Arc<Proof>,
+    /// The weights in shared memory, where they travel that way; else members read `dir`.
+    pub(crate) buckets: Option<Arc<Vec<Bucket>>>,
 }
 
 /// What happened to requests since the pool was made.
@@ -143,11 +156,15 @@ pub(crate) struct Inner {
     pub(crate) config: PoolConfig,
     pub(crate) members: Vec<Member>,
     pub(crate) published: Mutex<Option<Published>>,
+    router: Option<Router>,
     turn: AtomicUsize,
     /// A member's standing changed.
     changed: Notify,
     /// Requests in flight by rid, and how to give up on them.
-    live: Mutex<HashMap<String, CancellationToken>>,
+    pub(crate) live: Mutex<HashMap<String, CancellationToken>>,
+    /// Nothing is sampled any more.
+    halted: AtomicBool,
+    gathered: gauges::Gathered,
     counters: Counters,
 }
 
@@ -204,13 +221,20 @@ impl Pool {
                 )
             })
             .collect();
+        let router = config.router.clone();
+        let router = router.map(|address| {
+            Router::new(Server::new(address, client.clone(), config.quick_deadline))
+        });
         let inner = Arc::new(Inner {
             config,
             members,
+            router,
             published: Mutex::default(),
             turn: AtomicUsize::default(),
             changed: Notify::new(),
             live: Mutex::default(),
+            halted: AtomicBool::default(),
+            gathered: gauges::Gathered::default(),
             counters: Counters::default(),
         });
         let probing = (0..inner.members.len())
@@ -250,6 +274,18 @@ impl Pool {
         }
     }
 
+    /// Make the router know every member; nothing to do where there is none.
+    ///
+    /// # Errors
+    /// It cannot be reached, or does not take a member.
+    pub async fn introduce(&self) -> Result<(), RolloutError> {
+        let Some(router) = &self.inner.router else {
+            return Ok(());
+        };
+        let members: Vec<Address> = self.servers().map(|s| s.address().clone()).collect();
+        router.introduce(&members).await
+    }
+
     /// The members, for calls that are not requests to sample.
     pub fn servers(&self) -> impl Iterator<Item = &Server> {
         self.inner.members.iter().map(|m| &m.server)
@@ -273,6 +309,11 @@ impl Pool {
             num_continued: c.continued.load(Ordering::Relaxed),
             num_unproven_tokens: c.unproven_tokens.load(Ordering::Relaxed),
         }
+    }
+
+    /// What servers said about their load since this was last asked.
+    pub fn take_gauges(&self) -> Gauges {
+        self.inner.gathered.take()
     }
 
     /// Give up on one request; it returns the tokens it has. Unknown ids are ignored.
@@ -385,6 +426,20 @@ impl Drop for Slot<'_> {
 
 impl Policy for Pool {
     fn sample(&self, request: SampleRequest) -> BoxFuture<'_, Result<Sampled, PolicyError>> {
-        Box::pin(self.inner.sample(request))
+        Box::pin(self.inner.sample(request, Sampled::default(), None))
+    }
+
+    fn go_on<'a>(
+        &'a self,
+        request: SampleRequest,
+        begun: Sampled,
+        keep: Arc<dyn Keep>,
+    ) -> BoxFuture<'a, Result<Sampled, PolicyError>> {
+        Box::pin(self.inner.sample(request, begun, Some(keep)))
+    }
+
+    fn halt(&self) -> BoxFuture<'_, ()> {
+        self.inner.halted.store(true, Ordering::Relaxed);
+        Box::pin(self.abort_all())
     }
 }

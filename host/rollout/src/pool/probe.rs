@@ -2,7 +2,7 @@
 //! back when it proves its version, and one that missed a publish is given the weights first.
 
 use super::endpoint::get_weight_version::get_weight_version;
-use super::{Inner, Standing, Trust};
+use super::{Inner, Standing, Trust, gauges};
 use crate::lock;
 use crate::publish::update_member;
 use std::sync::Weak;
@@ -13,6 +13,9 @@ pub(super) async fn watch(pool: Weak<Inner>, index: usize) {
         let Some(inner) = pool.upgrade() else { return };
         let interval = inner.config.probe_interval;
         look(&inner, index).await;
+        if matches!(inner.members[index].standing(), Standing::Serving(_)) {
+            gauges::look(&inner, index).await;
+        }
         drop(inner);
         tokio::time::sleep(interval).await;
     }

@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn idle_members_share_requests_evenly() {
+    fn g13_idle_members_share_requests_evenly() {
         for (_, load) in send(300, &[0, 1, 2], Routing::LeastLoaded, |_| 0) {
             assert!((99..=101).contains(&load));
         }

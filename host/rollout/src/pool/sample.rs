@@ -9,8 +9,9 @@ use super::endpoint::generate::{Answer, Broken, Finish, generate};
 use super::{CallError, Inner, Server, Slot, Standing};
 use crate::lock;
 use backon::{BackoffBuilder, ExponentialBuilder};
-use slime_core::ports::{PolicyError, SampleRequest, Sampled};
-use slime_core::{FinishReason, WeightVersion};
+use slime_core::FinishReason;
+use slime_core::ports::{Keep, PolicyError, SampleRequest, Sampled};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tokio::time::{Instant, timeout_at};
@@ -39,7 +40,15 @@ enum Step {
 
 impl Inner {
     #[tracing::instrument(level = "trace", name = "sample", skip_all, fields(rid = request.rid))]
-    pub(super) async fn sample(&self, request: SampleRequest) -> Result<Sampled, PolicyError> {
+    pub(super) async fn sample(
+        &self,
+        request: SampleRequest,
+        begun: Sampled,
+        keep: Option<Arc<dyn Keep>>,
+    ) -> Result<Sampled, PolicyError> {
+        if self.halted.load(Ordering::Relaxed) {
+            return Err(PolicyError::Cancelled);
+        }
         self.check(&request).map_err(PolicyError::Refused)?;
         let cancelled = CancellationToken::new();
         if lock(&self.live)
@@ -55,7 +64,9 @@ impl Inner {
             inner: self,
             rid: request.rid.clone(),
         };
-        let result = self.drive(request, &cancelled).await;
+        let result = self
+            .drive(request, begun, keep.as_deref(), &cancelled)
+            .await;
         drop(registered);
         result
     }
@@ -81,6 +92,8 @@ impl Inner {
     async fn drive(
         &self,
         mut request: SampleRequest,
+        mut got: Sampled,
+        keep: Option<&dyn Keep>,
         cancelled: &CancellationToken,
     ) -> Result<Sampled, PolicyError> {
         let until = Instant::now() + self.config.request_deadline;
@@ -97,7 +110,6 @@ impl Inner {
             .params
             .max_new_tokens
             .min(u32::try_from(room).unwrap_or(u32::MAX));
-        let mut got = Sampled::default();
         let mut avoid = None;
         let mut faults = 0;
 
@@ -124,7 +136,19 @@ impl Inner {
             if !got.tokens.is_empty() {
                 self.counters.continued.fetch_add(1, Ordering::Relaxed);
             }
-            match self.call(&slot, &request, &mut got, until, cancelled).await {
+            let had = got.tokens.len();
+            let step = self
+                .call(&slot, &request, &mut got, keep, until, cancelled)
+                .await;
+            if let Step::Done(finish) = &step {
+                got.finish = Some(*finish);
+            }
+            if let Some(keep) = keep
+                && (got.tokens.len() > had || got.is_whole())
+            {
+                keep.keep(&got);
+            }
+            match step {
                 Step::Done(finish) => {
                     got.finish = Some(finish);
                     return Ok(got);
@@ -159,6 +183,7 @@ impl Inner {
         slot: &Slot<'_>,
         request: &SampleRequest,
         got: &mut Sampled,
+        keep: Option<&dyn Keep>,
         until: Instant,
         cancelled: &CancellationToken,
     ) -> Step {
@@ -174,11 +199,17 @@ impl Inner {
             return Step::Again;
         }
         self.counters.calls.fetch_add(1, Ordering::Relaxed);
+        let router = self.router.as_ref().filter(|router| router.is_up());
         let mut guard = AbortOnDrop {
-            server: &member.server,
+            // Where a router picked, any of them may have it.
+            servers: match router {
+                None => vec![&member.server],
+                Some(_) => self.members.iter().map(|m| &m.server).collect(),
+            },
             rid: &request.rid,
             armed: true,
         };
+        let server = router.map_or(&member.server, |router| &router.server);
         let left = until.saturating_duration_since(Instant::now());
         let given_up = async {
             cancelled.cancelled().await;
@@ -188,8 +219,16 @@ impl Inner {
             lost.cancelled().await;
             tokio::time::sleep(LOST_GRACE).await;
         };
+        // What a stream has brought is kept while more comes, if its weights are known.
+        let so_far = |answer: &Answer| {
+            if let (Some(keep), Some(more)) = (keep, self.proven(answer)) {
+                let mut all = got.clone();
+                all.extend(more);
+                keep.keep(&all);
+            }
+        };
         let result = tokio::select! {
-            result = generate(&member.server, request, self.config.stream, left) => result,
+            result = generate(server, request, self.config.stream, left, so_far) => result,
             () = abandoned => return Step::Again,
             () = given_up => return Step::Again,
         };
@@ -203,9 +242,10 @@ impl Inner {
             })
         );
         match result {
+            Ok(answer) if router.is_some() => self.absorb(None, got, answer, cancelled),
             Ok(answer) => {
                 member.praise();
-                self.absorb(slot.index, got, answer, cancelled)
+                self.absorb(Some(slot.index), got, answer, cancelled)
             }
             Err(Broken { error, .. }) if error.is_refusal() => {
                 let reason = error.to_string();
@@ -218,7 +258,13 @@ impl Inner {
             }
             Err(Broken { error, partial }) => {
                 if let Some(partial) = partial {
-                    self.absorb(slot.index, got, partial, cancelled);
+                    let from = router.is_none().then_some(slot.index);
+                    self.absorb(from, got, partial, cancelled);
+                }
+                if let Some(router) = router {
+                    // The next try goes to a member itself.
+                    router.pass_by(&error);
+                    return Step::Again;
                 }
                 if matches!(
                     error,
@@ -249,39 +295,52 @@ impl Inner {
         }
     }
 
+    /// What an answer holds, if each of its tokens was sampled by weights that were published here.
+    fn proven(&self, answer: &Answer) -> Option<Sampled> {
+        let versions = answer
+            .versions
+            .iter()
+            .map(|(label, len)| Some((self.config.version_of(label)?, *len)));
+        Some(Sampled {
+            tokens: answer.tokens.clone(),
+            logprobs: answer.logprobs.clone(),
+            versions: versions.collect::<Option<_>>()?,
+            finish: None,
+            cached_tokens: answer.cached_tokens,
+            text: answer.text.clone(),
+        })
+    }
+
     /// Keep what a server sampled, if it can prove with which weights.
     fn absorb(
         &self,
-        index: usize,
+        from: Option<usize>,
         got: &mut Sampled,
         answer: Answer,
         cancelled: &CancellationToken,
     ) -> Step {
-        let mut versions = Vec::with_capacity(answer.versions.len());
-        for (label, len) in &answer.versions {
-            let Some(version) = self.config.version_of(label) else {
-                let member = &self.members[index];
-                self.counters
-                    .unproven_tokens
-                    .fetch_add(answer.tokens.len() as u64, Ordering::Relaxed);
-                member.complain(format!(
-                    "it sampled with weights `{label}`, which nobody published here"
-                ));
-                tracing::warn!(server = %member.server.address(), label, "out of routing: unknown weights");
-                self.set_standing(index, Standing::Unproven);
+        let Some(more) = self.proven(&answer) else {
+            self.counters
+                .unproven_tokens
+                .fetch_add(answer.tokens.len() as u64, Ordering::Relaxed);
+            let Some(index) = from else {
+                // A router knows who it was, and members are looked at anyway.
                 return Step::Again;
             };
-            versions.push((version, *len));
-        }
-        if got.tokens.is_empty() {
-            got.cached_tokens = answer.cached_tokens;
-        }
-        got.tokens.extend(answer.tokens);
-        got.logprobs.extend(answer.logprobs);
-        got.text.push_str(&answer.text);
-        for (version, len) in versions {
-            push_span(&mut got.versions, version, len);
-        }
+            let member = &self.members[index];
+            let label = answer
+                .versions
+                .iter()
+                .find(|(label, _)| self.config.version_of(label).is_none());
+            let label = label.map_or("", |(label, _)| label.as_str());
+            member.complain(format!(
+                "it sampled with weights `{label}`, which nobody published here"
+            ));
+            tracing::warn!(server = %member.server.address(), label, "out of routing: unknown weights");
+            self.set_standing(index, Standing::Unproven);
+            return Step::Again;
+        };
+        got.extend(more);
         match answer.finish {
             Finish::Stop => Step::Done(FinishReason::Stop),
             Finish::Length => Step::Done(FinishReason::Length),
@@ -293,13 +352,6 @@ impl Inner {
             // A pause for new weights, or the server's own decision: the request goes on.
             Finish::Abort { .. } | Finish::Unfinished => Step::Again,
         }
-    }
-}
-
-fn push_span(versions: &mut Vec<(WeightVersion, usize)>, version: WeightVersion, len: usize) {
-    match versions.last_mut() {
-        Some((last, total)) if *last == version => *total += len,
-        _ => versions.push((version, len)),
     }
 }
 
@@ -316,7 +368,7 @@ impl Drop for Registered<'_> {
 
 /// A request whose caller went away must not go on sampling.
 struct AbortOnDrop<'a> {
-    server: &'a Server,
+    servers: Vec<&'a Server>,
     rid: &'a str,
     armed: bool,
 }
@@ -327,10 +379,13 @@ impl Drop for AbortOnDrop<'_> {
             return;
         }
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
-            let (server, rid) = (self.server.clone(), self.rid.to_owned());
+            let servers: Vec<Server> = self.servers.iter().map(|&s| s.clone()).collect();
+            let rid = self.rid.to_owned();
             runtime.spawn(async move {
-                if let Err(error) = abort_request::one(&server, &rid).await {
-                    tracing::debug!(rid, %error, "an abort did not arrive");
+                for server in servers {
+                    if let Err(error) = abort_request::one(&server, &rid).await {
+                        tracing::debug!(rid, %error, "an abort did not arrive");
+                    }
                 }
             });
         }

@@ -99,6 +99,11 @@ impl Server {
         &self.address
     }
 
+    /// How long an answer that should come at once may take.
+    pub(crate) fn quick(&self) -> Duration {
+        self.quick
+    }
+
     pub(crate) fn post(
         &self,
         path: &str,
@@ -118,6 +123,20 @@ impl Server {
         deadline: Duration,
     ) -> Result<T, CallError> {
         Self::read_json(self.post(path, body, deadline)).await
+    }
+
+    /// An answer that is made before it is sent: once its head is there, the rest must come at once. Without this, a
+    /// server that sends a byte now and then would hold a request until its deadline.
+    pub(crate) async fn read_promptly<T: DeserializeOwned>(
+        &self,
+        call: reqwest::RequestBuilder,
+    ) -> Result<T, CallError> {
+        let answer = Self::open(call).await?;
+        let text = tokio::time::timeout(self.quick, answer.text())
+            .await
+            .map_err(|_| CallError::Timeout)?
+            .map_err(|e| CallError::from_reqwest(&e))?;
+        serde_json::from_str(&text).map_err(|e| CallError::Malformed(e.to_string()))
     }
 
     pub(crate) async fn post_text(

@@ -246,7 +246,7 @@ async fn a_dead_member_costs_nothing_but_a_retry() {
 }
 
 #[tokio::test]
-async fn without_a_server_every_request_ends_at_its_deadline_and_says_why() {
+async fn g07_without_a_server_every_request_ends_at_its_deadline_and_says_why() {
     let pool = Pool::new(
         vec![Address::new("127.0.0.1", 1)],
         PoolConfig {
@@ -273,7 +273,7 @@ async fn without_a_server_every_request_ends_at_its_deadline_and_says_why() {
 }
 
 #[tokio::test]
-async fn a_server_that_never_answers_is_given_up_at_the_deadline() {
+async fn g08_a_server_that_never_answers_is_given_up_at_the_deadline() {
     let server = server().await;
     generate(
         &server,
@@ -424,7 +424,7 @@ async fn f06_partial_tokens_never_grow_past_the_budget() {
 }
 
 #[tokio::test]
-async fn an_abort_of_ours_returns_what_was_sampled() {
+async fn g01_an_abort_of_ours_returns_what_was_sampled_though_one_member_is_dead() {
     let (a, b) = (server().await, server().await);
     for server in [&a, &b] {
         let aborted = json!({ "type": "abort", "message": "Aborted" });
@@ -461,7 +461,7 @@ async fn an_abort_of_ours_returns_what_was_sampled() {
 }
 
 #[tokio::test]
-async fn a_caller_that_goes_away_stops_its_request() {
+async fn g11_a_caller_that_goes_away_stops_its_request() {
     let server = server().await;
     generate(
         &server,
@@ -496,7 +496,7 @@ async fn an_id_that_still_runs_at_the_server_is_aborted_and_asked_again() {
 }
 
 #[tokio::test]
-async fn one_server_never_has_more_requests_than_its_limit() {
+async fn f03_one_server_never_has_more_requests_than_its_limit_and_all_end() {
     let server = server().await;
     generate(
         &server,
@@ -649,7 +649,7 @@ async fn loads_and_infos_are_read_from_new_and_old_servers() {
 
 /// The system's proxy is a black hole; a request inside the pool does not notice.
 #[test]
-fn the_systems_proxy_is_not_used() {
+fn g05_the_systems_proxy_is_not_used() {
     let mut child = std::process::Command::new(std::env::current_exe().unwrap());
     for name in ["HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"] {
         child.env(name, "http://127.0.0.1:9");
@@ -661,5 +661,156 @@ fn the_systems_proxy_is_not_used() {
     assert!(
         output.status.success() && text.contains("1 passed"),
         "{text}"
+    );
+}
+
+/// A server that counts what it is asked at once; requests take a while.
+async fn counting() -> (Address, Arc<Mutex<Counts>>) {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = Address::new("127.0.0.1", listener.local_addr().unwrap().port());
+    let counts = Arc::new(Mutex::new(Counts::default()));
+    let shared = counts.clone();
+    tokio::spawn(async move {
+        while let Ok((mut socket, _)) = listener.accept().await {
+            let counts = shared.clone();
+            tokio::spawn(async move {
+                let mut asked = String::new();
+                let mut buffer = [0; 8192];
+                loop {
+                    let Ok(n) = socket.read(&mut buffer).await else {
+                        return;
+                    };
+                    if n == 0 {
+                        return;
+                    }
+                    asked.push_str(std::str::from_utf8(&buffer[..n]).unwrap());
+                    let whole = asked.contains("\r\n\r\n")
+                        && (asked.starts_with("GET") || asked.ends_with('}'));
+                    if !whole {
+                        continue;
+                    }
+                    let text = std::mem::take(&mut asked);
+                    let body = if text.starts_with("POST /generate") {
+                        {
+                            let mut counts = lock(&counts);
+                            counts.now += 1;
+                            counts.most = counts.most.max(counts.now);
+                            counts.under_update |= counts.updating;
+                        }
+                        tokio::time::sleep(Duration::from_millis(300)).await;
+                        let mut counts = lock(&counts);
+                        counts.now -= 1;
+                        let label = counts.label.clone();
+                        json!({ "text": "", "output_ids": [7], "meta_info": { "finish_reason": stop(),
+                            "output_token_logprobs": [[-0.5, 7, null]], "weight_version": label } })
+                    } else if text.starts_with("POST /update_weights_from_disk") {
+                        lock(&counts).updating = true;
+                        tokio::time::sleep(Duration::from_millis(300)).await;
+                        let mut counts = lock(&counts);
+                        counts.updating = false;
+                        let at = text.find("weight_version\":\"").unwrap() + "weight_version\":\"".len();
+                        counts.label = text[at..].split('"').next().unwrap().to_owned();
+                        json!({ "success": true, "message": "" })
+                    } else {
+                        json!({ "weight_version": lock(&counts).label.clone(), "model_path": "m" })
+                    }
+                    .to_string();
+                    let head = format!(
+                        "HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{body}",
+                        body.len()
+                    );
+                    if socket.write_all(head.as_bytes()).await.is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+    });
+    (address, counts)
+}
+
+#[derive(Debug, Default)]
+struct Counts {
+    now: usize,
+    most: usize,
+    updating: bool,
+    /// A request came while weights were being loaded.
+    under_update: bool,
+    label: String,
+}
+
+#[tokio::test]
+async fn f10_h14_nothing_is_asked_during_an_update_and_every_slot_is_filled_after_it() {
+    let (address, counts) = counting().await;
+    let config = PoolConfig {
+        concurrency: 8,
+        trust: Trust::Proven,
+        ..config()
+    };
+    let pool = Arc::new(Pool::new(vec![address], config).unwrap());
+    let publisher = Publisher::new(pool.clone(), PauseMode::Retract, Duration::from_secs(5));
+    let dir = crate::publish::tests::weights(&[("w", &[2])]);
+    // Asked before anything is served, and during the update.
+    let rids: Vec<String> = (0..16).map(|i| i.to_string()).collect();
+    let asking = futures::future::join_all(rids.iter().map(|rid| pool.sample(request(rid))));
+    let publishing = publisher.publish(dir.path(), V1);
+    let (answers, published) = futures::future::join(asking, publishing).await;
+    published.unwrap();
+    for answer in answers {
+        assert_eq!(answer.unwrap().versions, [(V1, 1)]);
+    }
+    let counts = lock(&counts);
+    assert!(!counts.under_update, "{counts:?}");
+    assert_eq!(counts.most, 8, "back to full at once");
+}
+
+#[tokio::test]
+async fn a_router_picks_the_member_and_no_request_depends_on_it() {
+    let (router, a, b) = (server().await, server().await, server().await);
+    let workers = json!({ "workers": [{ "url": a.uri() }, { "url": b.uri() }], "total": 2 });
+    Mock::given(method("GET"))
+        .and(path("/workers"))
+        .respond_with(ResponseTemplate::new(200).set_body_json(workers))
+        .mount(&router)
+        .await;
+    generate(&router, answer(&[7], stop(), "1"), Some(2), 1).await;
+    let none = json!({ "error": { "type": "Service Unavailable", "code": "no_available_workers", "message": "No available workers" } });
+    generate(
+        &router,
+        ResponseTemplate::new(503).set_body_json(none),
+        None,
+        5,
+    )
+    .await;
+    for member in [&a, &b] {
+        generate(member, answer(&[8], stop(), "1"), None, 5).await;
+    }
+    let config = PoolConfig {
+        router: Some(address(&router)),
+        ..config()
+    };
+    let pool = Pool::new(vec![address(&a), address(&b)], config).unwrap();
+    pool.introduce().await.unwrap();
+    let mut tokens = Vec::new();
+    for rid in 0..5 {
+        tokens.extend(pool.sample(request(&rid.to_string())).await.unwrap().tokens);
+    }
+    assert_eq!(tokens, [7, 7, 8, 8, 8]);
+    assert_eq!(
+        calls(&router, "/generate").await.len(),
+        3,
+        "it is passed by for a while"
+    );
+    assert!(
+        pool.standings()
+            .iter()
+            .all(|(_, s)| *s == Standing::Serving(V1))
+    );
+    // Its workers are known to it already.
+    let posted = router.received_requests().await.unwrap();
+    assert!(
+        !posted
+            .iter()
+            .any(|r| r.url.path() == "/workers" && r.method.as_str() == "POST")
     );
 }

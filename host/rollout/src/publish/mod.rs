@@ -1,25 +1,36 @@
 //! New weights reach the pool: pause, update, prove, continue, on all members at once.
 //!
-//! It refuses to know what the weights mean. Read `dirs.rs` for how long a directory lives and
-//! `check.rs` for what is looked at before a server is told to load it.
+//! It refuses to know what the weights mean. Read `dirs.rs` for how long a directory lives, `check.rs` for what
+//! is looked at before a server is told to load it, `load.rs` and `local.rs` for the ways there, `proof.rs` for what is looked at
+//! afterwards.
 
+mod bucket;
 mod check;
+mod delta;
 mod dirs;
+mod load;
+mod local;
+mod pickle;
+mod proof;
 #[cfg(test)]
 pub(crate) mod tests;
 
+pub(crate) use bucket::Bucket;
 pub use check::Manifest;
+pub use delta::{DeltaSize, apply, encode};
 pub use dirs::WeightDirs;
+pub use load::Transport;
+pub(crate) use proof::Proof;
 
 use crate::pool::endpoint::continue_generation::continue_generation;
 use crate::pool::endpoint::get_weight_version::get_weight_version;
 use crate::pool::endpoint::pause_generation::pause_generation;
-use crate::pool::endpoint::update_weights_from_disk::update_weights_from_disk;
 use crate::pool::endpoint::weights_checker::weights_checker;
 use crate::pool::{Address, Inner, PauseMode, Pool, Published, Standing};
 use crate::{RolloutError, lock};
+use local::Local;
 use slime_core::WeightVersion;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -34,15 +45,34 @@ pub struct Report {
     pub failed: Vec<(Address, String)>,
     /// From the first pause to the last continue.
     pub wall: Duration,
+    /// Of it, until the bytes lay where servers find them; 0 for a directory, which its writer has filled.
+    pub staged: Duration,
+    /// Bytes of all tensors.
+    pub num_bytes: u64,
+    /// Bytes that went to where servers read: less than all of them for a delta.
+    pub moved_bytes: u64,
     /// Whether several members' weights were compared by checksum.
     pub compared: bool,
+}
+
+/// A version where servers find it.
+struct Staged {
+    dir: PathBuf,
+    buckets: Option<Arc<Vec<Bucket>>>,
+    moved_bytes: u64,
 }
 
 /// Publishes versions to one pool, one at a time.
 pub struct Publisher {
     pool: Arc<Pool>,
     mode: PauseMode,
+    transport: Transport,
     update_deadline: Duration,
+    patience: Duration,
+    /// This host's copy, which deltas keep in step.
+    local: Option<Arc<Local>>,
+    /// What the servers were started with.
+    model: Option<Manifest>,
     /// Names, shapes and types of the first directory published; the later ones must have the same.
     manifest: Mutex<Option<Manifest>>,
     one_at_a_time: tokio::sync::Mutex<()>,
@@ -54,10 +84,45 @@ impl Publisher {
         Self {
             pool,
             mode,
+            transport: Transport::Disk,
             update_deadline,
+            patience: Duration::ZERO,
+            local: None,
+            model: None,
             manifest: Mutex::default(),
             one_at_a_time: tokio::sync::Mutex::default(),
         }
+    }
+
+    /// Let the bytes travel by `transport`.
+    #[must_use]
+    pub fn by(self, transport: Transport) -> Self {
+        Self { transport, ..self }
+    }
+
+    /// Check the first version too: against the model in `dir`, which the servers were started with.
+    ///
+    /// # Errors
+    /// The directory holds no whole weights.
+    pub fn with_model(self, dir: &Path) -> Result<Self, RolloutError> {
+        let model = Some(Manifest::read(dir)?);
+        Ok(Self { model, ..self })
+    }
+
+    /// Keep this host's copy of what is served in `root`, for [`Transport::Delta`]. Preferably in memory; everything in
+    /// it is removed with the publisher.
+    ///
+    /// # Errors
+    /// The directory cannot be made.
+    pub fn with_local(self, root: &Path) -> Result<Self, RolloutError> {
+        let local = Some(Arc::new(Local::open(root)?));
+        Ok(Self { local, ..self })
+    }
+
+    /// Where no member takes a version, wait for so long that one comes back and does.
+    #[must_use]
+    pub fn with_patience(self, patience: Duration) -> Self {
+        Self { patience, ..self }
     }
 
     /// Give every member the weights in `dir` as `version`.
@@ -75,30 +140,45 @@ impl Publisher {
     ) -> Result<Report, RolloutError> {
         let _one = self.one_at_a_time.lock().await;
         let manifest = Manifest::read(dir)?;
+        if let Some(model) = &self.model {
+            manifest.expect_model(model, dir)?;
+        }
         if let Some(first) = lock(&self.manifest).as_ref() {
             first.expect_same(&manifest, dir)?;
         }
         let begin = Instant::now();
         let inner = &self.pool.inner;
-        let published = Published {
+        let staged = self.stage(dir, &manifest, version).await?;
+        let mut published = Published {
             version,
-            dir: dir.to_path_buf(),
+            dir: staged.dir,
             mode: self.mode,
             update_deadline: self.update_deadline,
             checksum: None,
+            proof: Arc::new(Proof::of(&manifest)?),
+            buckets: None,
         };
+        // A member that comes back later reads the directory: shared memory is given back at once.
         *lock(&inner.published) = Some(published.clone());
+        published.buckets = staged.buckets;
+        let staged_in = begin.elapsed();
         futures::future::join_all(
             (0..inner.members.len()).map(|i| update_member(inner, i, &published)),
         )
         .await;
+        drop(published);
         let compared = self.compare(version).await;
+        let wall = begin.elapsed();
+        self.wait_for_one(version).await;
 
         let mut report = Report {
             version,
             num_serving: 0,
             failed: Vec::new(),
-            wall: begin.elapsed(),
+            wall,
+            staged: staged_in,
+            num_bytes: manifest.num_bytes(),
+            moved_bytes: staged.moved_bytes,
             compared,
         };
         for member in &inner.members {
@@ -124,6 +204,65 @@ impl Publisher {
         }
         lock(&self.manifest).get_or_insert(manifest);
         Ok(report)
+    }
+
+    /// Put the bytes where servers find them.
+    async fn stage(
+        &self,
+        dir: &Path,
+        manifest: &Manifest,
+        version: WeightVersion,
+    ) -> Result<Staged, RolloutError> {
+        let whole = Staged {
+            dir: dir.to_path_buf(),
+            buckets: None,
+            moved_bytes: manifest.num_bytes(),
+        };
+        let (manifest, in_use) = (manifest.clone(), self.in_use());
+        let work: Box<dyn FnOnce() -> Result<Staged, RolloutError> + Send> =
+            match (self.transport, &self.local) {
+                (Transport::Disk, _) | (Transport::Delta, None) => return Ok(whole),
+                (Transport::SharedMemory, _) => Box::new(move || {
+                    let name = format!("slime-{}-{version}", std::process::id());
+                    let root = Path::new(bucket::SHARED_MEMORY);
+                    let buckets = Bucket::fill(root, &name, &manifest, BUCKET_BYTES)?;
+                    Ok(Staged {
+                        buckets: Some(Arc::new(buckets)),
+                        ..whole
+                    })
+                }),
+                (Transport::Delta, Some(local)) => {
+                    let local = Arc::clone(local);
+                    Box::new(move || {
+                        let moved = local.follow(&whole.dir, &manifest, version, &in_use)?;
+                        Ok(Staged {
+                            dir: moved.dir,
+                            moved_bytes: moved.num_bytes,
+                            ..whole
+                        })
+                    })
+                }
+            };
+        tokio::task::spawn_blocking(work).await.unwrap_or_else(|e| {
+            Err(RolloutError::Publish {
+                version,
+                reason: e.to_string(),
+            })
+        })
+    }
+
+    /// Until a member serves `version`, or patience is at its end.
+    async fn wait_for_one(&self, version: WeightVersion) {
+        let until = Instant::now() + self.patience;
+        let members = &self.pool.inner.members;
+        let serves = |m: &crate::pool::Member| m.standing() == Standing::Serving(version);
+        let mut told = false;
+        while !members.iter().any(serves) && Instant::now() < until {
+            if !std::mem::replace(&mut told, true) {
+                tracing::warn!(%version, "no server took the new weights; waiting for one to come back");
+            }
+            tokio::time::sleep(self.pool.inner.config.probe_interval).await;
+        }
     }
 
     /// Members of one layout must hold the same bytes; those that differ from the most are out.
@@ -180,6 +319,9 @@ impl Publisher {
     }
 }
 
+/// Shared memory of one bucket: a server copies one at a time.
+const BUCKET_BYTES: u64 = 4 << 30;
+
 const DIFFERS: &str = "its weights' checksum differs from the other members'";
 
 /// Pause one member, load, prove, continue. Its standing says how it went.
@@ -201,14 +343,16 @@ pub(crate) async fn update_member(inner: &Inner, index: usize, published: &Publi
             .await
             .map_err(|e| format!("pause: {e}"))?;
         member.set_reading(Some(published.version));
-        update_weights_from_disk(server, &published.dir, &label, published.update_deadline)
-            .await
-            .map_err(|e| format!("update: {e}"))?;
+        load::load(server, published, &label).await?;
         let proven = get_weight_version(server)
             .await
             .map_err(|e| format!("version: {e}"))?;
         if proven != label {
             return Err(format!("it serves `{proven}` after an update to `{label}`"));
+        }
+        if let Err(reason) = published.proof.check(server).await {
+            member.demand_reload(reason.clone());
+            return Err(reason);
         }
         if let Some(right) = &published.checksum {
             let sum = weights_checker(server, published.update_deadline)

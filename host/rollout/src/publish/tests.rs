@@ -243,7 +243,7 @@ async fn a_version_that_reaches_nobody_is_an_error_that_names_every_member() {
 }
 
 #[tokio::test]
-async fn a_label_of_another_run_proves_nothing() {
+async fn h07_a_label_of_another_run_proves_nothing() {
     let (a, b) = (engine(0, "x").await, engine(usize::MAX, "x").await);
     *lock(&b.label) = "run6-1".into();
     let pool = pool(&[&a, &b]);
@@ -262,7 +262,7 @@ async fn a_label_of_another_run_proves_nothing() {
 }
 
 #[tokio::test]
-async fn what_would_kill_a_server_is_not_published() {
+async fn h10_what_would_kill_a_server_is_not_published() {
     let engine = engine(0, "x").await;
     let publisher = Publisher::new(pool(&[&engine]), PauseMode::Retract, Duration::from_secs(5));
     let good = weights(&[("a", &[2, 3]), ("b", &[4])]);
@@ -327,7 +327,7 @@ fn the_last_two_versions_stay_and_what_is_being_read() {
 }
 
 #[test]
-fn a_version_appears_whole_or_not_at_all() {
+fn h13_a_version_appears_whole_or_not_at_all() {
     let root = tempfile::tempdir().unwrap();
     let dirs = WeightDirs::open(root.path()).unwrap();
     let fail = |dir: &Path| {
@@ -365,5 +365,263 @@ fn a_version_appears_whole_or_not_at_all() {
     assert!(
         !path.join("a").exists() && path.join("b").exists(),
         "a version written again replaces the first"
+    );
+}
+
+#[tokio::test]
+async fn g09_a_publish_that_fails_leaves_no_lock_behind() {
+    let engine = engine(0, "x").await;
+    let publisher = Publisher::new(pool(&[&engine]), PauseMode::Retract, Duration::from_secs(5));
+    let empty = tempfile::tempdir().unwrap();
+    assert!(publisher.publish(empty.path(), V1).await.is_err());
+    let good = weights(&[("w", &[2])]);
+    let second = tokio::time::timeout(Duration::from_secs(2), publisher.publish(good.path(), V1));
+    assert_eq!(second.await.unwrap().unwrap().num_serving, 1);
+}
+
+#[tokio::test]
+async fn g02_h06_a_publish_aborts_nothing_and_every_member_is_read_back() {
+    let (good, bad) = (engine(0, "same").await, engine(0, "same").await);
+    for (engine, value) in [(&good, 0.0), (&bad, 0.5)] {
+        Mock::given(path("/get_weights_by_name"))
+            .respond_with(ResponseTemplate::new(200).set_body_json(json!([value, value])))
+            .mount(&engine.server)
+            .await;
+    }
+    let pool = pool(&[&good, &bad]);
+    let dir = weights(&[("model.norm.weight", &[2]), ("w", &[3])]);
+    let publisher = Publisher::new(pool, PauseMode::Retract, Duration::from_secs(5));
+    let report = publisher.publish(dir.path(), V1).await.unwrap();
+    assert_eq!(report.num_serving, 1);
+    let reason = &report.failed[0].1;
+    assert!(
+        reason.contains("value 0 of `model.norm.weight` is 0.5 there and was published as 0"),
+        "{reason}"
+    );
+    // Servers end requests under way for either of these.
+    for (to, body) in control(&good).await {
+        assert!(to != "/abort_request" && to != "/update_weight_version");
+        assert_ne!(body["mode"], "abort");
+    }
+}
+
+#[test]
+fn h08_h09_a_bucket_holds_each_tensors_bytes_whatever_their_order_and_size() {
+    let dir = tempfile::tempdir().unwrap();
+    // By name a, b, c; by place c, a, b, and b is empty.
+    let header = r#"{"a":{"dtype":"BF16","shape":[2],"data_offsets":[4,8]},"b":{"dtype":"F32","shape":[0],"data_offsets":[8,8]},"c":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}"#;
+    let bytes = [
+        &(header.len() as u64).to_le_bytes()[..],
+        header.as_bytes(),
+        b"ccccaaaa",
+    ]
+    .concat();
+    std::fs::write(dir.path().join("model.safetensors"), bytes).unwrap();
+    std::fs::write(
+        dir.path().join("more.safetensors"),
+        safetensors(&[("d", &[2, 1])]),
+    )
+    .unwrap();
+    let manifest = Manifest::read(dir.path()).unwrap();
+    let shm = tempfile::tempdir().unwrap();
+    let buckets = Bucket::fill(shm.path(), "x", &manifest, 9).unwrap();
+    let contents = |name: &str| std::fs::read(shm.path().join(name)).unwrap()[64..].to_vec();
+    assert_eq!(buckets.len(), 2, "bounded in size");
+    assert_eq!(contents("x-0"), b"ccccaaaa");
+    assert_eq!(contents("x-1"), [0; 8]);
+    // A name of its own for each reader; all are gone with the bucket.
+    let payloads = [buckets[0].payload().unwrap(), buckets[0].payload().unwrap()];
+    assert_ne!(payloads[0], payloads[1]);
+    assert_eq!(
+        (contents("x-0.0"), contents("x-0.1")),
+        (b"ccccaaaa".to_vec(), b"ccccaaaa".to_vec())
+    );
+    std::fs::remove_file(shm.path().join("x-0.0")).unwrap();
+    drop(buckets);
+    assert_eq!(std::fs::read_dir(shm.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn a_buckets_pickle_is_the_one_the_real_server_took() {
+    let golden = include_str!("../../../../tests/client/bucket.json");
+    let golden: Value = serde_json::from_str(golden).unwrap();
+    let tensors: Vec<check::Tensor> = golden["tensors"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|t| {
+            let number = |v: &Value| v.as_u64().unwrap();
+            check::Tensor {
+                name: t["name"].as_str().unwrap().into(),
+                dtype: t["dtype"].as_str().unwrap().into(),
+                shape: t["shape"].as_array().unwrap().iter().map(number).collect(),
+                file: PathBuf::new(),
+                start: number(&t["start"]),
+                end: number(&t["end"]),
+            }
+        })
+        .collect();
+    let name = golden["name"].as_str().unwrap();
+    let got = bucket::describe(name, golden["num_bytes"].as_u64().unwrap(), &tensors);
+    let hex: String = got.iter().map(|b| format!("{b:02x}")).collect();
+    assert_eq!(hex, golden["pickle"].as_str().unwrap());
+}
+
+#[tokio::test]
+async fn shared_memory_travels_in_a_session_with_a_payload_for_each_rank() {
+    let engine = engine(0, "x").await;
+    let served = Arc::clone(&engine.label);
+    let update = move |request: &Request| {
+        let body: Value = serde_json::from_slice(&request.body).unwrap();
+        *lock(&served) = body["weight_version"].as_str().unwrap().to_owned();
+        ResponseTemplate::new(200).set_body_json(json!({ "success": true, "message": "Success" }))
+    };
+    let info = ResponseTemplate::new(200).set_body_json(json!({ "tp_size": 2, "dp_size": 1 }));
+    for endpoint in ["/begin_weight_update", "/end_weight_update"] {
+        Mock::given(path(endpoint))
+            .respond_with(ResponseTemplate::new(200))
+            .mount(&engine.server)
+            .await;
+    }
+    Mock::given(path("/server_info"))
+        .respond_with(info)
+        .mount(&engine.server)
+        .await;
+    Mock::given(path("/update_weights_from_tensor"))
+        .respond_with(update)
+        .mount(&engine.server)
+        .await;
+    let publisher = Publisher::new(pool(&[&engine]), PauseMode::Retract, Duration::from_secs(5))
+        .by(Transport::SharedMemory);
+    let dir = weights(&[("w", &[2])]);
+    assert_eq!(
+        publisher.publish(dir.path(), V1).await.unwrap().num_serving,
+        1
+    );
+    let calls = control(&engine).await;
+    let paths: Vec<&str> = calls.iter().map(|(path, _)| path.as_str()).collect();
+    assert_eq!(
+        paths,
+        [
+            "/pause_generation",
+            "/begin_weight_update",
+            "/update_weights_from_tensor",
+            "/end_weight_update",
+            "/continue_generation"
+        ]
+    );
+    let body = &calls[2].1;
+    assert_eq!(
+        body["serialized_named_tensors"].as_array().unwrap().len(),
+        2
+    );
+    assert_eq!(
+        (&body["load_format"], &body["flush_cache"]),
+        (&json!("flattened_bucket"), &json!(true))
+    );
+    let left = std::fs::read_dir(bucket::SHARED_MEMORY).unwrap();
+    let ours = format!("slime-{}-", std::process::id());
+    assert!(
+        !left
+            .flatten()
+            .any(|e| e.file_name().to_string_lossy().starts_with(&ours))
+    );
+}
+
+#[tokio::test]
+async fn a_delta_moves_what_changed_and_servers_read_the_whole_version() {
+    let engine = engine(0, "x").await;
+    let local = tempfile::tempdir().unwrap();
+    let root = local.path().join("copy");
+    let publisher = Publisher::new(pool(&[&engine]), PauseMode::Retract, Duration::from_secs(5))
+        .by(Transport::Delta)
+        .with_local(&root)
+        .unwrap();
+    let trained = tempfile::tempdir().unwrap();
+    let write = |version: u64, value: u8| {
+        let dir = trained.path().join(version.to_string());
+        std::fs::create_dir(&dir).unwrap();
+        let mut bytes = safetensors(&[("w", &[1000])]);
+        let last = bytes.len() - 1;
+        bytes[last] = value;
+        std::fs::write(dir.join("model.safetensors"), &bytes).unwrap();
+        (dir, bytes)
+    };
+    let mut moved = Vec::new();
+    for version in 1..4 {
+        let (dir, bytes) = write(version, version as u8);
+        let report = publisher
+            .publish(&dir, WeightVersion(version))
+            .await
+            .unwrap();
+        moved.push((report.moved_bytes, report.num_bytes));
+        let read = root.join(format!("v{version}"));
+        assert_eq!(
+            std::fs::read(read.join("model.safetensors")).unwrap(),
+            bytes
+        );
+        let calls = control(&engine).await;
+        let told = calls
+            .iter()
+            .rev()
+            .find(|(path, _)| path == "/update_weights_from_disk");
+        assert_eq!(told.unwrap().1["model_path"], json!(read));
+    }
+    assert_eq!(moved[0], (4000, 4000), "the first comes whole");
+    assert!(moved[1].0 < 400 && moved[2].0 < 400, "{moved:?}");
+    assert!(!root.join("v1").exists());
+    // A copy that somebody changed is found out and replaced.
+    std::fs::write(
+        root.join("v3/model.safetensors"),
+        safetensors(&[("w", &[1000])]),
+    )
+    .unwrap();
+    let (dir, bytes) = write(4, 9);
+    let report = publisher.publish(&dir, WeightVersion(4)).await.unwrap();
+    assert_eq!(
+        std::fs::read(root.join("v4/model.safetensors")).unwrap(),
+        bytes
+    );
+    assert!(report.moved_bytes < 400 || report.moved_bytes == 4000);
+    drop(publisher);
+    assert!(!root.exists());
+}
+
+#[tokio::test]
+async fn the_first_version_is_checked_against_the_model() {
+    let engine = engine(0, "x").await;
+    let model = weights(&[("a", &[2, 3]), ("b", &[4]), ("lm_head.weight", &[2, 3])]);
+    let publisher = Publisher::new(pool(&[&engine]), PauseMode::Retract, Duration::from_secs(5))
+        .with_model(model.path())
+        .unwrap();
+    for (tensors, says) in [
+        (
+            &[("a", &[3, 2][..]), ("b", &[4])][..],
+            "tensor `a` is [3, 2]; the model's is [2, 3]",
+        ),
+        (&[("a", &[2, 3])], "tensor `b` of the model is missing"),
+        (
+            &[("a", &[2, 3]), ("b", &[4]), ("c", &[1])],
+            "tensor `c` is new",
+        ),
+    ] {
+        let dir = weights(tensors);
+        let error = publisher
+            .publish(dir.path(), V1)
+            .await
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains(says), "{error}");
+    }
+    assert!(control(&engine).await.is_empty(), "no server was asked");
+    // A tied head need not be written out.
+    let good = weights(&[("a", &[2, 3]), ("b", &[4])]);
+    assert_eq!(
+        publisher
+            .publish(good.path(), V1)
+            .await
+            .unwrap()
+            .num_serving,
+        1
     );
 }

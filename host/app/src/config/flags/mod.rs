@@ -3,6 +3,7 @@
 //! One table, so that a slime script ports line by line. A flag of slime that this build cannot honour is
 //! refused with a sentence, never ignored.
 
+pub mod sglang;
 pub mod slime;
 mod table;
 
@@ -35,14 +36,6 @@ use Group::{Algorithm, Data, Eval, Model, Rollout, Run, Train};
 
 /// Flags of slime, Megatron and SGLang that this build cannot honour, with the sentence that says so.
 pub fn refusal(name: &str) -> Option<String> {
-    if let Some(rest) = name.strip_prefix("sglang-")
-        && slime::fate(name).is_none()
-    {
-        return Some(format!(
-            "--sglang-{rest} configures a server that this build does not launch: start `python -m sglang.launch_server --{rest} …` \
-             yourself and give its address with --rollout-external-engine-addrs"
-        ));
-    }
     let reason = match slime::fate(name)? {
         Fate::Same => return None,
         Fate::Renamed(other) => format!("use --{other}"),

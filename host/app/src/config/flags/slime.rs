@@ -42,8 +42,8 @@ pub const SLIME: &[(&str, &[(&str, Fate)])] = &[
     ("Cluster", &[
         ("actor-num-nodes", Always(ONE_RANK)),
         ("actor-num-gpus-per-node", Always(ONE_RANK)),
-        ("rollout-num-gpus", Refused("servers are started by hand and given by --rollout-external-engine-addrs")),
-        ("rollout-num-gpus-per-engine", Refused("a server's own --tp-size says it")),
+        ("rollout-num-gpus", Refused("say how many servers and how large: --rollout-num-engines and --rollout-num-gpus-per-engine")),
+        ("rollout-num-gpus-per-engine", Same),
         ("num-gpus-per-node", Always(ONE_RANK)),
         ("colocate", Always(SHARED)),
         ("offload", Always(SHARED)),
@@ -56,16 +56,16 @@ pub const SLIME: &[(&str, &[(&str, Fate)])] = &[
         ("train-backend", Always("there is one trainer")),
         ("qwen-gdn-backend", Refused("models with gated delta nets are not supported")),
         ("train-env-vars", Always(ONE_BINARY)),
-        ("update-weight-mode", Always("weights are published whole")),
-        ("update-weight-transport", Always("weights go through a directory: --update-weight-disk-dir for servers, memory for the embedded engine")),
+        ("update-weight-mode", Renamed("update-weight-transport")),
+        ("update-weight-transport", Same),
         ("release-train", Refused("the trainer keeps its memory")),
         ("update-weight-disk-dir", Same),
         ("update-weight-disk-keep-files", Always("the two newest versions are kept, and what a server still reads")),
-        ("update-weight-delta-encoding", Refused("weights are published whole")),
-        ("update-weight-delta-checksum", Refused("weights are published whole")),
-        ("update-weight-local-checkpoint-dir", Refused("weights are published whole")),
+        ("update-weight-delta-encoding", Always("there is one encoding of deltas")),
+        ("update-weight-delta-checksum", Always("what a delta makes is always checked")),
+        ("update-weight-local-checkpoint-dir", Refused("use --set rollout.update_weight_local_dir=DIR")),
         ("custom-update-weight-post-write-path", Refused(NO_CODE)),
-        ("update-weight-buffer-size", Always("there are no buckets: a version is one directory")),
+        ("update-weight-buffer-size", Always("its size is fixed")),
         ("custom-model-provider-path", Refused("a model family is one file of host/model/src/families")),
         ("recompute-loss-function", Always("the head is fused: logits of one chunk exist at a time")),
         ("log-probs-chunk-size", Same),
@@ -291,13 +291,13 @@ pub const SLIME: &[(&str, &[(&str, Fate)])] = &[
         ("spec", Refused(NO_MEGATRON)),
     ]),
     ("SGLang extras", &[
-        ("sglang-router-ip", Refused("requests are routed by the host: --rollout-external-engine-addrs")),
-        ("sglang-router-port", Refused("requests are routed by the host: --rollout-external-engine-addrs")),
+        ("sglang-router-ip", Refused("requests are routed by the host; to let a running sglang_router pick the server: --set rollout.router_addr=HOST:PORT")),
+        ("sglang-router-port", Refused("requests are routed by the host; to let a running sglang_router pick the server: --set rollout.router_addr=HOST:PORT")),
         ("sglang-router-request-timeout-secs", Always("every request has a deadline")),
         ("router-policy", Always("a session stays on one server while that is well")),
         ("sglang-server-concurrency", Same),
         ("prefill-num-servers", Refused("servers are started by hand")),
-        ("sglang-config", Refused("servers are started by hand and given by --rollout-external-engine-addrs")),
+        ("sglang-config", Refused("launched servers are alike; others are given by --rollout-external-engine-addrs")),
     ]),
     ("Megatron: optimizer and batches", &[
         ("lr", Same),
@@ -434,7 +434,7 @@ const PREFACE: &str = "# slime's flags
 
 What became of each flag of slime's, and of the Megatron flags that its launch scripts use. Printed by `slime-host config flags`.
 On the command line, a flag that is not `the same` is an error that says what to do; `slime-host import SCRIPT` does it.
-Any other `--sglang-X` belongs on the command line of the server that you start.
+Any other `--sglang-X VALUE` reaches every server that `--rollout-num-engines` launches as `--X VALUE`.
 ";
 
 #[cfg(test)]

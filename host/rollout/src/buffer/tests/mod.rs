@@ -155,7 +155,7 @@ fn f02_what_a_step_does_not_need_waits_for_the_next() {
 }
 
 #[test]
-fn time_in_the_queue_makes_a_group_stale() {
+fn h04_time_in_the_queue_makes_a_group_stale() {
     let (_dir, buffer) = fresh(2);
     for claim in buffer.claim(Step(0), 2).unwrap() {
         buffer
@@ -191,7 +191,7 @@ fn time_in_the_queue_makes_a_group_stale() {
 }
 
 #[test]
-fn a_synchronous_run_has_no_lag_and_a_run_one_step_ahead_has_one() {
+fn h03_a_synchronous_run_has_no_lag_and_a_run_one_step_ahead_has_one() {
     for (ahead, expected) in [(0, 0), (1, 1)] {
         let (_dir, buffer) = fresh(ahead);
         // Step s trains at version s + 1 what was sampled `ahead` steps before.
@@ -251,7 +251,7 @@ fn filling_twice_changes_nothing() {
 }
 
 #[test]
-fn another_runs_database_is_refused_with_both_names() {
+fn h07_another_runs_database_is_refused_with_both_names() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("run.db");
     let error = |digest, start| {

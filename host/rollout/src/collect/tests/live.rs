@@ -52,6 +52,7 @@ pub(super) fn stage_with(
         served: Arc::new(AtomicU64::new(1)),
         tally: Arc::clone(&tally),
         ownership: Default::default(),
+        turns: Default::default(),
         next_id: AtomicU64::new(0),
     };
     Stage {

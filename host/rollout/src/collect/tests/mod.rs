@@ -3,7 +3,9 @@
 
 mod cases;
 mod live;
+mod load;
 mod replaying;
+mod resume;
 mod sampling;
 
 use crate::lock;

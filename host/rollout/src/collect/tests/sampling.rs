@@ -291,7 +291,7 @@ async fn without_any_engine_the_step_ends_and_its_draws_come_again() {
 }
 
 #[tokio::test]
-async fn f11_one_failing_rollout_leaves_its_siblings_alone() {
+async fn f11_a_rollout_that_always_fails_is_given_up_and_leaves_its_siblings_alone() {
     let policy = echo(|r| {
         if r.rid.contains("run-1-") {
             Err(PolicyError::Unavailable("gone".into()))
@@ -557,4 +557,99 @@ async fn a_model_without_a_template_stops_the_run_at_the_first_conversation() {
         error.contains("prompt rows/0") && error.contains("chat_template.jinja"),
         "{error}"
     );
+}
+
+/// Forks once and returns both.
+struct Forks;
+
+impl Generator for Forks {
+    fn name(&self) -> &str {
+        "forks"
+    }
+    fn generate(
+        &self,
+        start: Arc<dyn slime_core::ports::LiveTrajectory>,
+        _seed: u64,
+    ) -> BoxFuture<'_, slime_core::ports::Generated> {
+        Box::pin(async move {
+            let other = start.fork().unwrap();
+            start.sample(0, vec![]).await.unwrap();
+            other.sample(0, vec![]).await.unwrap();
+            slime_core::ports::Generated {
+                trajectories: [start.finish(), other.finish()].concat(),
+                failure: None,
+                cost: Default::default(),
+            }
+        })
+    }
+}
+
+#[tokio::test]
+async fn f04_a_filter_sees_one_reward_of_a_rollout_with_several_trajectories() {
+    struct Count(Mutex<Vec<usize>>);
+    impl GroupFilter for Count {
+        fn judge<'a>(
+            &'a self,
+            group: &'a slime_core::Group,
+        ) -> BoxFuture<'a, crate::collect::Judgement> {
+            lock(&self.0).push(group.rewards().len());
+            Box::pin(std::future::ready(crate::collect::Judgement::Keep))
+        }
+    }
+    let policy = echo(|_| Ok(turn("x<|end|>", Stop, 1)));
+    let mut driver = driver(policy, 3, |_| reward(1.0));
+    driver.generator = Arc::new(Forks);
+    let count = Arc::new(Count(Mutex::default()));
+    let filters: Vec<Arc<dyn GroupFilter>> = vec![count.clone()];
+    let sampler = sampler(driver, 2).with_filters(filters);
+    let collected = sampler.groups(Step(0), 2).await.unwrap();
+    let trajectories: Vec<usize> = collected.groups[0]
+        .rollouts
+        .iter()
+        .map(|r| r.trajectories.len())
+        .collect();
+    assert_eq!(trajectories, [2, 2, 2]);
+    assert_eq!(*lock(&count.0), [3, 3]);
+}
+
+#[test]
+fn h12_age_is_a_mean_over_tokens_and_the_oldest_tokens_maximum() {
+    let mut trajectory = slime_core::Trajectory::from_prompt(vec![1]);
+    for (version, len) in [(10, 30), (12, 70)] {
+        let origin = slime_core::Origin::Policy {
+            logprobs: vec![-1.0; len],
+            version: WeightVersion(version),
+        };
+        let segment = slime_core::Segment {
+            origin,
+            tokens: vec![2; len],
+        };
+        trajectory.push(segment).unwrap();
+    }
+    let rollout = slime_core::Rollout {
+        id: slime_core::RolloutId(0),
+        index: 0,
+        seed: 0,
+        trajectories: vec![trajectory],
+        outcome: reward(1.0),
+        scoring: Default::default(),
+    };
+    let prompt = Prompt {
+        id: PromptId {
+            source: "s".into(),
+            row: 0,
+        },
+        body: PromptBody::Text("p".into()),
+        label: None,
+        tools: vec![],
+        metadata: Default::default(),
+    };
+    let group = slime_core::Group {
+        id: slime_core::GroupId(0),
+        step: Step(0),
+        prompt,
+        rollouts: vec![rollout],
+    };
+    let (mean, max) = lag(&[group], WeightVersion(13)).unwrap();
+    assert!((mean - 1.6).abs() < 1e-12 && max == 3, "{mean} {max}");
 }

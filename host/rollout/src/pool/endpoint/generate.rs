@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use slime_core::SamplingParams;
 use slime_core::ports::SampleRequest;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Why the server ended.
 #[derive(Clone, Debug, PartialEq)]
@@ -107,7 +107,7 @@ impl<'a> Params<'a> {
     }
 }
 
-/// Sample a continuation of `request.tokens`.
+/// Sample a continuation of `request.tokens`. With `stream`, `so_far` hears of what came, now and then.
 ///
 /// # Errors
 /// The server refused, could not be reached, broke off, or sent an answer whose numbers do not fit
@@ -117,6 +117,7 @@ pub async fn generate(
     request: &SampleRequest,
     stream: bool,
     deadline: Duration,
+    so_far: impl Fn(&Answer) + Send,
 ) -> Result<Answer, Broken> {
     let body = Body {
         rid: &request.rid,
@@ -130,18 +131,26 @@ pub async fn generate(
         .post("/generate", &body, deadline)
         .header("X-SMG-Routing-Key", &session);
     if stream {
-        return streamed(call).await;
+        return streamed(call, so_far).await;
     }
-    let value: Value = Server::read_json(call).await?;
+    let value: Value = server.read_promptly(call).await?;
     Ok(parse(value)?)
 }
 
-async fn streamed(call: reqwest::RequestBuilder) -> Result<Answer, Broken> {
+/// Time between two looks at a stream: an event holds all that came before it, so reading each would cost more than
+/// sampling.
+const LOOK: Duration = Duration::from_secs(1);
+
+async fn streamed(
+    call: reqwest::RequestBuilder,
+    so_far: impl Fn(&Answer) + Send,
+) -> Result<Answer, Broken> {
     let mut chunks = Server::open(call).await?.bytes_stream();
     let mut pending = Vec::new();
     let mut last: Option<Vec<u8>> = None;
     let mut done = false;
     let mut failure = None;
+    let mut looked = Instant::now();
     while let Some(chunk) = chunks.next().await {
         match chunk {
             Ok(bytes) => pending.extend_from_slice(&bytes),
@@ -162,6 +171,15 @@ async fn streamed(call: reqwest::RequestBuilder) -> Result<Answer, Broken> {
             }
         }
         pending.drain(..start);
+        if looked.elapsed() >= LOOK
+            && let Some(event) = &last
+        {
+            looked = Instant::now();
+            let value = serde_json::from_slice::<Value>(event);
+            if let Some(answer) = value.ok().and_then(|value| parse(value).ok()) {
+                so_far(&answer);
+            }
+        }
     }
     let event = last.as_deref().map(serde_json::from_slice::<Value>);
     if let Some(Ok(value)) = &event

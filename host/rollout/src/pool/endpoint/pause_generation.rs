@@ -1,4 +1,7 @@
 //! `POST /pause_generation`: the mode is always stated, because servers differ in the default.
+//!
+//! `in_place` is for the embedded engine only: a stock server cannot flush its cache then, answers an update with 400
+//! and half of its state new, and would go on with a cache of old weights.
 
 use crate::pool::server::{CallError, Server};
 use serde::{Deserialize, Serialize};
@@ -12,8 +15,7 @@ pub enum PauseMode {
     /// They queue again and go on afterwards from a fresh prefill, under the new weights.
     #[default]
     Retract,
-    /// They freeze and go on with the old weights' cache. A stock server then refuses to flush it, and
-    /// with it a publish, which never leaves an old version's cache behind.
+    /// They freeze, and go on where they were. The embedded engine only.
     InPlace,
 }
 

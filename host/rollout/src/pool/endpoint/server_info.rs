@@ -18,6 +18,26 @@ impl ServerInfo {
         self.0.get("max_running_requests")?.as_u64()
     }
 
+    /// Tensor-parallel ranks.
+    pub fn tp_size(&self) -> u64 {
+        self.0.get("tp_size").and_then(Value::as_u64).unwrap_or(1)
+    }
+
+    /// Data-parallel ranks.
+    pub fn dp_size(&self) -> u64 {
+        self.0.get("dp_size").and_then(Value::as_u64).unwrap_or(1)
+    }
+
+    /// The type its weights are held in, where it says: `float32`, `bfloat16`, `auto`, …
+    pub fn dtype(&self) -> Option<&str> {
+        self.0.get("dtype")?.as_str()
+    }
+
+    /// Tokens of the longest context, where it was limited.
+    pub fn context_length(&self) -> Option<u64> {
+        self.0.get("context_length")?.as_u64()
+    }
+
     /// Tokens that its cache holds: a longer context cannot be sampled, whatever the model allows.
     pub fn max_total_tokens(&self) -> Option<u64> {
         self.0

@@ -16,6 +16,8 @@ pub struct Loads {
     pub num_total_tokens: u64,
     /// Tokens a second, as the server last measured it.
     pub tokens_per_sec: f64,
+    /// Share of prompt tokens that the prefix cache served lately; the mean of the ranks.
+    pub cache_hit_frac: f64,
 }
 
 #[derive(Deserialize)]
@@ -31,6 +33,7 @@ struct Rank {
     num_used_tokens: u64,
     max_total_num_tokens: u64,
     gen_throughput: f64,
+    cache_hit_rate: f64,
 }
 
 /// Ask.
@@ -39,6 +42,7 @@ struct Rank {
 /// The server cannot be reached, or is too old to say (404).
 pub async fn v1_loads(server: &Server) -> Result<Loads, CallError> {
     let answer: Answer = server.get_json(&["/v1/loads"]).await?;
+    let num_ranks = answer.loads.len().max(1) as f64;
     Ok(answer
         .loads
         .iter()
@@ -48,5 +52,6 @@ pub async fn v1_loads(server: &Server) -> Result<Loads, CallError> {
             num_used_tokens: sum.num_used_tokens + rank.num_used_tokens,
             num_total_tokens: sum.num_total_tokens + rank.max_total_num_tokens,
             tokens_per_sec: sum.tokens_per_sec + rank.gen_throughput,
+            cache_hit_frac: sum.cache_hit_frac + rank.cache_hit_rate / num_ranks,
         }))
 }

@@ -1,0 +1,84 @@
+//! How a version's bytes reach one server: a directory it reads, or shared memory it is told the name of. A delta
+//! ends in a directory too (`local.rs`).
+
+use super::bucket::Bucket;
+use crate::pool::endpoint::server_info::server_info;
+use crate::pool::endpoint::update_weights_from_disk::update_weights_from_disk;
+use crate::pool::endpoint::update_weights_from_tensor::update_weights_from_tensor;
+use crate::pool::endpoint::weight_session;
+use crate::pool::{Published, Server};
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+
+/// How new weights travel.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Transport {
+    /// Servers read the directory themselves. It must lie where all of them can.
+    #[default]
+    Disk,
+    /// The bytes are put into shared memory and servers are told its name. Servers of this host only.
+    SharedMemory,
+    /// What changed is written beside the version and applied to a copy in this host's memory, which servers of this
+    /// host read.
+    Delta,
+}
+
+/// Load `published` as `label`.
+///
+/// # Errors
+/// In words; the server's weights are unknown then.
+pub(super) async fn load(
+    server: &Server,
+    published: &Published,
+    label: &str,
+) -> Result<(), String> {
+    match &published.buckets {
+        None => update_weights_from_disk(server, &published.dir, label, published.update_deadline)
+            .await
+            .map_err(|e| format!("update: {e}")),
+        Some(buckets) => from_shared_memory(server, published, buckets, label).await,
+    }
+}
+
+async fn from_shared_memory(
+    server: &Server,
+    published: &Published,
+    buckets: &Arc<Vec<Bucket>>,
+    label: &str,
+) -> Result<(), String> {
+    let deadline = published.update_deadline;
+    let info = server_info(server)
+        .await
+        .map_err(|e| format!("server info: {e}"))?;
+    if info.dp_size() != 1 {
+        return Err(format!(
+            "it has {} data-parallel ranks, and tensors can be given to one only; use the disk transport",
+            info.dp_size()
+        ));
+    }
+    weight_session::begin(server, deadline)
+        .await
+        .map_err(|e| format!("begin: {e}"))?;
+    let mut result = Ok(());
+    for (index, bucket) in buckets.iter().enumerate() {
+        let is_last = index + 1 == buckets.len();
+        let payloads = (0..info.tp_size()).map(|_| bucket.payload());
+        result = match payloads.collect::<std::io::Result<Vec<_>>>() {
+            Err(e) => Err(format!("shared memory: {e}")),
+            Ok(payloads) => {
+                update_weights_from_tensor(server, &payloads, is_last.then_some(label), deadline)
+                    .await
+                    .map_err(|e| format!("update: {e}"))
+            }
+        };
+        if result.is_err() {
+            break;
+        }
+    }
+    // A session left open would refuse the next one.
+    let ended = weight_session::end(server, deadline)
+        .await
+        .map_err(|e| format!("end: {e}"));
+    result.and(ended)
+}

@@ -1,0 +1,34 @@
+#!/usr/bin/env python3
+"""A table of runs from their metrics.jsonl: medians over the steps but the first, and first and last rewards.
+
+    steps.py RUN/metrics.jsonl [MORE]
+"""
+import json
+import os
+import statistics
+import sys
+
+COLUMNS = [
+    ("sample s", "perf/rollout_time", "8.2f"), ("train s", "perf/train_time", "8.2f"), ("publish s", "perf/update_weights_time", "9.3f"), ("export s", "perf/update_weights_export_time", "8.3f"),
+    ("write s", "perf/update_weights_write_time", "7.3f"), ("load s", "perf/update_weights_load_time", "7.3f"), ("MB moved", "perf/update_weights_moved_bytes", "8.1f"), ("step s", "perf/step_time", "7.2f"),
+    ("sampled tok/s", "perf/tokens_per_sec", "13.0f"), ("trained tok/s", "perf/actor_train_tok_per_s", "13.0f"), ("gap mean", "train/train_rollout_logprob_abs_diff", "8.1e"), ("gap max", "train/train_rollout_logprob_abs_diff_max", "8.1e"),
+]
+
+
+def main():
+    print(f"{'run':<16} {'steps':>5} " + " ".join(f"{name:>{spec.split('.')[0]}}" for name, _, spec in COLUMNS) + "  reward")
+    for path in sys.argv[1:]:
+        with open(path, encoding="utf-8") as lines:
+            rows = [row for row in map(json.loads, filter(str.strip, lines)) if "rollout/step" in row]
+        cells = []
+        for _, key, spec in COLUMNS:
+            values = [row[key] for row in rows[1:] if isinstance(row.get(key), (int, float))]
+            value = statistics.median(values) if values else float("nan")
+            cells.append(f"{value / 1e6 if key.endswith('bytes') else value:{spec}}")
+        rewards = [row["rollout/reward"] for row in rows if isinstance(row.get("rollout/reward"), (int, float))]
+        ends = f"{rewards[0]:.3f} to {rewards[-1]:.3f}" if rewards else "-"
+        print(f"{os.path.basename(os.path.dirname(os.path.abspath(path))):<16} {len(rows):>5} " + " ".join(cells) + f"  {ends}")
+
+
+if __name__ == "__main__":
+    main()
