@@ -14,10 +14,16 @@ pub mod shapes;
 mod adamw;
 mod attend_keys;
 mod attention;
+mod causal_conv;
 mod check;
+mod columns;
 mod draw;
 mod embedding;
+mod gate;
+mod gated_delta;
+mod grouped_matmul;
 mod head;
+mod head_matmul;
 mod matmul;
 mod paged_attention;
 mod pieces;
@@ -30,7 +36,7 @@ pub use comm::{Comm, Reduce};
 pub use cpu::{Cpu, CpuFloat, CpuIds, CpuTensor};
 pub use error::{Error, Result};
 pub use ops::{
-    AdamW, Draw, Drawn, Heads, KeySpan, NO_TARGET, Norms, Ops, PagedSequence, RopeStyle, RopeTable,
-    Sequences, TokenStats,
+    AdamW, ColumnMap, DeltaHeads, DeltaRule, Draw, Drawn, HeadParts, Heads, KeySpan, NO_TARGET,
+    Norms, Ops, PagedSequence, RopeStyle, RopeTable, Sequences, TokenStats,
 };
 pub use paged_attention::cpu::CpuKvCache;

@@ -9,7 +9,7 @@
 //!   change nothing, and a resumed run repeats an uninterrupted one;
 //! - results that a gradient is accumulated into are added to (`+=`), every other result is returned new.
 
-use crate::{Result, attend_keys, pieces};
+use crate::{Error, Result, attend_keys, pieces};
 use std::ops::Range;
 
 /// How attention heads are laid out in a packed row: `[query heads | key heads | value heads] × dim`.
@@ -69,6 +69,110 @@ impl Sequences {
     pub fn positions(&self) -> Vec<u32> {
         self.ranges().flat_map(|r| 0..r.len() as u32).collect()
     }
+}
+
+/// Which columns of some tensors side by side make a column of another: output column `c` is the sum of the inputs'
+/// columns `sources[starts[c]..starts[c + 1]]`, which count through all inputs; 0 where there is none.
+///
+/// Whatever moves columns is one of these, and its backward is [`Self::transposed`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ColumnMap {
+    /// `[output columns + 1]`, from 0 to the number of sources.
+    pub starts: Vec<u32>,
+    /// In the order in which they are added.
+    pub sources: Vec<u32>,
+    /// Columns of all inputs together.
+    pub num_inputs: usize,
+}
+
+impl ColumnMap {
+    /// Every output column copies one input column, or is 0.
+    pub fn copies(num_inputs: usize, columns: impl IntoIterator<Item = Option<usize>>) -> Self {
+        let (mut starts, mut sources) = (vec![0], Vec::new());
+        for column in columns {
+            sources.extend(column.map(|c| c as u32));
+            starts.push(sources.len() as u32);
+        }
+        Self {
+            starts,
+            sources,
+            num_inputs,
+        }
+    }
+
+    /// Columns it makes.
+    pub fn num_outputs(&self) -> usize {
+        self.starts.len() - 1
+    }
+
+    /// The map of gradients: each input column gathers what was made of it, in the outputs' order.
+    pub fn transposed(&self) -> Self {
+        let mut users = vec![Vec::new(); self.num_inputs];
+        for (output, range) in self.starts.windows(2).enumerate() {
+            for source in &self.sources[range[0] as usize..range[1] as usize] {
+                users[*source as usize].push(output as u32);
+            }
+        }
+        let mut starts = vec![0];
+        for list in &users {
+            starts.push(starts[starts.len() - 1] + list.len() as u32);
+        }
+        Self {
+            starts,
+            sources: users.concat(),
+            num_inputs: self.num_outputs(),
+        }
+    }
+}
+
+/// A part of every head's columns of `x`, and a part of every head's rows of `w`: head `h` has the columns
+/// `h × (x's columns / heads) + x_start` on, and the rows `h × (w's rows / heads) + w_start ..+ len`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HeadParts {
+    /// Heads.
+    pub heads: usize,
+    /// First column of a head's part of `x`.
+    pub x_start: usize,
+    /// First row of a head's part of `w`.
+    pub w_start: usize,
+    /// Rows of that part.
+    pub len: usize,
+}
+
+/// Heads of a gated delta rule: rows are `[keys × key_dim queries | the same of keys | values × value_dim]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeltaHeads {
+    /// Key heads, and query heads.
+    pub keys: usize,
+    /// Value heads; a multiple of the key heads, which they share in groups.
+    pub values: usize,
+    /// Width of a query or key.
+    pub key_dim: usize,
+    /// Width of a value.
+    pub value_dim: usize,
+}
+
+impl DeltaHeads {
+    /// Width of a row.
+    pub fn cols(&self) -> usize {
+        2 * self.keys * self.key_dim + self.values * self.value_dim
+    }
+
+    /// Numbers that a sequence's memory takes after a convolution over `taps` tokens: its last inputs, and a matrix a
+    /// value head.
+    pub fn state_len(&self, taps: usize) -> usize {
+        taps.saturating_sub(1) * self.cols() + self.values * self.key_dim * self.value_dim
+    }
+}
+
+/// A gated delta rule's own weights.
+pub struct DeltaRule<'a, O: Ops + ?Sized> {
+    /// Its heads.
+    pub heads: DeltaHeads,
+    /// `[1, values]`.
+    pub a_log: &'a O::Tensor,
+    /// `[1, values]`.
+    pub dt_bias: &'a O::Tensor,
 }
 
 /// Which pairs of a head rotate together.
@@ -175,7 +279,17 @@ pub struct AdamW {
     pub grad_scale: f64,
 }
 
+const EXPERTS: &str = "a mixture of experts needs";
+const DELTA: &str = "gated attention and gated delta nets need";
+const LATENT: &str = "multi-head latent attention needs";
+
+fn no_kernel(op: &'static str, wanted_by: &'static str) -> Error {
+    Error::NoKernel { op, wanted_by }
+}
+
 /// A device that computes.
+///
+/// What only some families need has a default that says so; every other operation a backend must have.
 pub trait Ops: Send + Sync + 'static {
     /// Activations and weights, in the model's dtype. Cloning shares the storage.
     type Tensor: Clone + Send + Sync + 'static;
@@ -238,6 +352,28 @@ pub trait Ops: Send + Sync + 'static {
     /// `db += Σ_rows dy`, `db: [1, cols]`.
     fn accumulate_bias(&self, dy: &Self::Tensor, db: &mut Self::Float) -> Result<()>;
 
+    /// `y_r = p_r x_r`, `p: [rows, 1]`.
+    fn scale_rows(&self, x: &Self::Tensor, p: &Self::Float) -> Result<Self::Tensor> {
+        let _ = (x, p);
+        Err(no_kernel("scale_rows", EXPERTS))
+    }
+    /// `x_r · y_r` of each row: `[rows, 1]`.
+    fn row_dots(&self, x: &Self::Tensor, y: &Self::Tensor) -> Result<Self::Float> {
+        let _ = (x, y);
+        Err(no_kernel("row_dots", EXPERTS))
+    }
+    /// `y_t = Σ_j x[places[t × each + j]]`, in the order of `j`: `[places / each, cols]`. The backward of a gather that
+    /// takes each row `each` times, and the sum over a token's experts.
+    fn sum_rows(&self, x: &Self::Tensor, places: &Self::Ids, each: usize) -> Result<Self::Tensor> {
+        let _ = (x, places, each);
+        Err(no_kernel("sum_rows", EXPERTS))
+    }
+    /// Columns of `inputs`, moved and added as `map` says: `[rows, map.num_outputs()]`.
+    fn map_columns(&self, inputs: &[&Self::Tensor], map: &ColumnMap) -> Result<Self::Tensor> {
+        let _ = (inputs, map);
+        Err(no_kernel("map_columns", LATENT))
+    }
+
     // ---- matrices ----
 
     /// `x Wᵀ`: `x: [rows, in]`, `w: [out, in]` → `[rows, out]`.
@@ -251,6 +387,61 @@ pub trait Ops: Send + Sync + 'static {
         x: &Self::Tensor,
         dw: &mut Self::Float,
     ) -> Result<()>;
+
+    // ---- matrices of experts and heads ----
+
+    /// `y_r = x_r W_eᵀ` for the rows `offsets[e]..offsets[e + 1]` of each expert `e`: `x: [rows, in]`,
+    /// `w: [experts × out, in]` → `[rows, out]`.
+    fn grouped_nt(
+        &self,
+        x: &Self::Tensor,
+        w: &Self::Tensor,
+        offsets: &[usize],
+    ) -> Result<Self::Tensor> {
+        let _ = (x, w, offsets);
+        Err(no_kernel("grouped_nt", EXPERTS))
+    }
+    /// `dx_r = dy_r W_e`: `dy: [rows, out]`, `w: [experts × out, in]` → `[rows, in]`.
+    fn grouped_nn(
+        &self,
+        dy: &Self::Tensor,
+        w: &Self::Tensor,
+        offsets: &[usize],
+    ) -> Result<Self::Tensor> {
+        let _ = (dy, w, offsets);
+        Err(no_kernel("grouped_nn", EXPERTS))
+    }
+    /// `dW_e += dy_eᵀ x_e`. An expert without rows keeps its bits.
+    fn accumulate_grouped_tn(
+        &self,
+        dy: &Self::Tensor,
+        x: &Self::Tensor,
+        offsets: &[usize],
+        dw: &mut Self::Float,
+    ) -> Result<()> {
+        let _ = (dy, x, offsets, dw);
+        Err(no_kernel("accumulate_grouped_tn", EXPERTS))
+    }
+    /// `y_h = x_h W_h` of each head: `x_h: [rows, len]`, `W_h: [len, r]` → `[rows, heads × r]`.
+    fn heads_nn(
+        &self,
+        x: &Self::Tensor,
+        w: &Self::Tensor,
+        parts: HeadParts,
+    ) -> Result<Self::Tensor> {
+        let _ = (x, w, parts);
+        Err(no_kernel("heads_nn", LATENT))
+    }
+    /// `y_h = x_h W_hᵀ` of each head: `x_h: [rows, r]`, `W_h: [len, r]` → `[rows, heads × len]`.
+    fn heads_nt(
+        &self,
+        x: &Self::Tensor,
+        w: &Self::Tensor,
+        parts: HeadParts,
+    ) -> Result<Self::Tensor> {
+        let _ = (x, w, parts);
+        Err(no_kernel("heads_nt", LATENT))
+    }
 
     // ---- embedding ----
 
@@ -419,6 +610,90 @@ pub trait Ops: Send + Sync + 'static {
     fn swiglu(&self, gate_up: &Self::Tensor) -> Result<Self::Tensor>;
     /// `[dg | du]`: `[tokens, 2 f]`.
     fn swiglu_backward(&self, da: &Self::Tensor, gate_up: &Self::Tensor) -> Result<Self::Tensor>;
+
+    // ---- gates and linear attention ----
+
+    /// The same numbers in rows of another length.
+    fn reshape(&self, x: &Self::Tensor, rows: usize, cols: usize) -> Result<Self::Tensor> {
+        let _ = (x, rows, cols);
+        Err(no_kernel("reshape", DELTA))
+    }
+    /// `x sigmoid(gate)`, same shape.
+    fn gate(&self, x: &Self::Tensor, gate: &Self::Tensor) -> Result<Self::Tensor> {
+        let _ = (x, gate);
+        Err(no_kernel("gate", DELTA))
+    }
+    /// `(dx, dgate)`.
+    fn gate_backward(
+        &self,
+        dy: &Self::Tensor,
+        x: &Self::Tensor,
+        gate: &Self::Tensor,
+    ) -> Result<(Self::Tensor, Self::Tensor)> {
+        let _ = (dy, x, gate);
+        Err(no_kernel("gate_backward", DELTA))
+    }
+    /// `silu(Σ_j w_j x_(t - K + 1 + j))` of each column inside each sequence: `x: [tokens, cols]`, `w: [cols, K]`.
+    fn causal_conv(
+        &self,
+        x: &Self::Tensor,
+        w: &Self::Tensor,
+        sequences: &Sequences,
+    ) -> Result<Self::Tensor> {
+        let _ = (x, w, sequences);
+        Err(no_kernel("causal_conv", DELTA))
+    }
+    /// `dx`; adds `dw`.
+    fn causal_conv_backward(
+        &self,
+        dy: &Self::Tensor,
+        x: &Self::Tensor,
+        w: &Self::Tensor,
+        sequences: &Sequences,
+        dw: &mut Self::Float,
+    ) -> Result<Self::Tensor> {
+        let _ = (dy, x, w, sequences, dw);
+        Err(no_kernel("causal_conv_backward", DELTA))
+    }
+    /// The gated delta rule over rows `qkv: [tokens, rule.heads.cols()]` with gates `[β | decay]: [tokens, 2 values]`
+    /// → `[tokens, values × value_dim]`.
+    fn gated_delta(
+        &self,
+        qkv: &Self::Tensor,
+        gates: &Self::Tensor,
+        rule: &DeltaRule<'_, Self>,
+        sequences: &Sequences,
+    ) -> Result<Self::Tensor> {
+        let _ = (qkv, gates, rule.heads, sequences);
+        Err(no_kernel("gated_delta", DELTA))
+    }
+    /// `(dqkv, dgates)`; adds to `dweights`, the gradients of `a_log` and `dt_bias`.
+    fn gated_delta_backward(
+        &self,
+        dout: &Self::Tensor,
+        qkv: &Self::Tensor,
+        gates: &Self::Tensor,
+        rule: &DeltaRule<'_, Self>,
+        sequences: &Sequences,
+        dweights: (&mut Self::Float, &mut Self::Float),
+    ) -> Result<(Self::Tensor, Self::Tensor)> {
+        let _ = (dout, qkv, gates, rule.heads, sequences, dweights);
+        Err(no_kernel("gated_delta_backward", DELTA))
+    }
+    /// Convolution and rule for rows whose sequences' memories lie in `states: [cache blocks, state_len]`: a block
+    /// holds the memory after the last of its tokens that was computed. Gives the bits of the two operations above.
+    fn gated_delta_paged(
+        &self,
+        states: &mut Self::Float,
+        x: &Self::Tensor,
+        conv: &Self::Tensor,
+        gates: &Self::Tensor,
+        rule: &DeltaRule<'_, Self>,
+        sequences: &[PagedSequence<'_>],
+    ) -> Result<Self::Tensor> {
+        let _ = (states, x, conv, gates, rule.heads, sequences);
+        Err(no_kernel("gated_delta_paged", DELTA))
+    }
 
     // ---- head ----
 

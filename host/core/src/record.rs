@@ -26,6 +26,10 @@ pub struct RolloutRecord {
     /// `[response_length]`: the engine's log-prob, 0 where `loss_mask` is 0. Empty when it was not recorded.
     #[serde(default)]
     pub rollout_log_probs: Vec<f32>,
+    /// The experts of every token but the last, as SGLang tells them: base64 of 32-bit numbers, least significant byte
+    /// first, `[tokens - 1, layers, experts of a token]`. Absent when they were not recorded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub routed_experts: Option<String>,
     /// `null` unless the outcome is `scored`.
     pub reward: Option<f64>,
     /// Name of the outcome's kind.
@@ -68,6 +72,7 @@ impl RolloutRecord {
             tokens,
             loss_mask: trajectory.loss_mask(),
             rollout_log_probs: trajectory.logprobs(),
+            routed_experts: None,
             reward: rollout.outcome.reward(),
             outcome: rollout.outcome.kind().into(),
             finish_reason: trajectory.finish,

@@ -102,6 +102,7 @@ pub(crate) struct Inner {
     pub(crate) context_length: usize,
     /// Ids that can be fed.
     pub(crate) vocab_size: usize,
+    pub(crate) has_experts: bool,
     pub(crate) block_tokens: usize,
     pub(crate) model_type: String,
     /// Where the weights came from last.
@@ -141,7 +142,7 @@ pub(crate) fn start<F: Forward>(
         .min(num_blocks * block_tokens);
     let model_type = model.model_type();
     model.allocate(num_blocks)?;
-    let vocab_size = model.vocab_size();
+    let (vocab_size, has_experts) = (model.vocab_size(), model.has_experts());
     let limits = Limits {
         step_tokens: config.chunked_prefill_size,
         running: config.max_running_requests,
@@ -174,6 +175,7 @@ pub(crate) fn start<F: Forward>(
         metrics,
         context_length,
         vocab_size,
+        has_experts,
         block_tokens,
         model_type,
         model_path: Mutex::new(config.model_path.clone()),

@@ -47,6 +47,16 @@ pub(crate) trait Forward: Send + 'static {
     /// # Errors
     /// The device failed; the cache may then hold part of the rows.
     fn forward(&mut self, rows: &Rows<'_>, wanted: &[u32]) -> Result<Self::Hidden>;
+    /// Whether routers choose experts, which [`Self::routes`] can tell.
+    fn has_experts(&self) -> bool {
+        false
+    }
+    /// The experts that the tokens in these slots of the cache went to, `[slots, layers, experts of a token]`, 0 in layers
+    /// without experts. `None` for a model that has none.
+    fn routes(&self, slots: &[usize]) -> Option<Vec<i32>> {
+        let _ = slots;
+        None
+    }
     /// Logits of the `range` of wanted rows: `[range.len(), vocab_size]`.
     ///
     /// # Errors

@@ -8,8 +8,9 @@ use crate::weights::{self, Piece};
 use crate::{Error, Result};
 use slime_core::ports::TextCodec;
 use slime_kernels::{Draw, Drawn, Ops};
+use slime_model::layers::Routes;
 use slime_model::text::Text;
-use slime_model::{HfDir, Network, PagedRows};
+use slime_model::{Cache, Ffn, HfDir, Network, PagedRows};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::Path;
@@ -62,6 +63,7 @@ impl Engine {
             Served {
                 network,
                 cache: None,
+                routes: Vec::new(),
             },
             codec,
             config,
@@ -86,7 +88,33 @@ impl<O: Ops> Served<O> {
 struct Served<O: Ops> {
     network: Network<O>,
     /// `None` until [`Forward::allocate`].
-    cache: Option<O::KvCache>,
+    cache: Option<Cache<O>>,
+    /// The experts of the token in each slot, `[slots, layers, experts of a token]`; empty without experts.
+    routes: Vec<u16>,
+}
+
+impl<O: Ops> Served<O> {
+    /// Experts of a token in one layer; 0 for a model without experts.
+    fn top_k(&self) -> usize {
+        let layers = self.network.spec().layers.iter();
+        let of_layer = layers.map(|layer| match &layer.ffn {
+            Ffn::Moe(moe) => moe.routing.top_k,
+            Ffn::SwiGlu { .. } => 0,
+        });
+        of_layer.max().unwrap_or(0)
+    }
+
+    fn remember(&mut self, slots: &[usize], routes: &Routes) {
+        let (layers, top_k) = (routes.layers.len(), self.top_k());
+        for (layer, experts) in routes.layers.iter().enumerate() {
+            for (slot, experts) in slots.iter().zip(experts.chunks_exact(top_k.max(1))) {
+                let at = (slot * layers + layer) * top_k;
+                for (to, expert) in self.routes[at..at + top_k].iter_mut().zip(experts) {
+                    *to = *expert as u16;
+                }
+            }
+        }
+    }
 }
 
 impl From<slime_model::Error> for Error {
@@ -116,18 +144,9 @@ impl<O: Ops> Forward for Served<O> {
     }
 
     fn allocate(&mut self, num_blocks: usize) -> Result<()> {
-        let layers = &self.network.spec().layers;
-        let heads = layers[0].attn.heads;
-        if layers.iter().any(|l| l.attn.heads != heads) {
-            return Err(Error::Config(
-                "layers with different heads cannot share one cache".into(),
-            ));
-        }
-        self.cache = Some(
-            self.network
-                .ops()
-                .kv_cache(layers.len(), num_blocks, heads)?,
-        );
+        self.cache = Some(self.network.cache(num_blocks)?);
+        let slots = num_blocks * self.block_tokens();
+        self.routes = vec![0; slots * self.network.spec().layers.len() * self.top_k()];
         Ok(())
     }
 
@@ -144,7 +163,26 @@ impl<O: Ops> Forward for Served<O> {
             sequences: rows.sequences,
             wanted: if wanted.is_empty() { &last } else { wanted },
         };
-        Ok(self.network.forward_paged(&rows, cache)?)
+        if self.routes.is_empty() {
+            return Ok(self.network.forward_paged(&rows, cache)?);
+        }
+        let (hidden, routes) = self.network.forward_paged_recording(&rows, cache)?;
+        self.remember(rows.slots, &routes);
+        Ok(hidden)
+    }
+
+    fn has_experts(&self) -> bool {
+        self.top_k() > 0
+    }
+
+    fn routes(&self, slots: &[usize]) -> Option<Vec<i32>> {
+        if self.routes.is_empty() {
+            return None;
+        }
+        let width = self.network.spec().layers.len() * self.top_k();
+        let of_slot = |slot: &usize| &self.routes[slot * width..(slot + 1) * width];
+        let experts = slots.iter().flat_map(of_slot);
+        Some(experts.map(|e| i32::from(*e)).collect())
     }
 
     fn logits(&self, hidden: &O::Tensor, range: Range<usize>) -> Result<Vec<f32>> {
@@ -169,7 +207,7 @@ impl<O: Ops> Forward for Served<O> {
     }
 
     fn read_weights(&self, dir: &Path) -> Result<Vec<Piece>> {
-        weights::read(dir, self.network.params(), self.network.spec().tied)
+        weights::read(dir, self.network.params(), self.network.spec())
     }
 
     fn install(&mut self, pieces: Vec<Piece>) -> Result<()> {

@@ -86,6 +86,8 @@ pub(crate) struct Wanted {
     pub(crate) input_from: Option<usize>,
     /// So many of the most likely tokens at each position.
     pub(crate) top: usize,
+    /// The experts of every position from this one on.
+    pub(crate) routes_from: Option<usize>,
 }
 
 /// One sequence to continue.
@@ -143,6 +145,8 @@ pub(crate) enum Finish {
 pub(crate) struct Ending {
     pub(crate) finish: Finish,
     pub(crate) spans: Vec<Span>,
+    /// `[positions but the last, layers, experts of a token]`, where they were asked for.
+    pub(crate) routes: Option<Vec<i32>>,
 }
 
 /// News of a request.

@@ -7,7 +7,7 @@
 use crate::{Error, Result};
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
-use slime_model::ParamSpec;
+use slime_model::{ModelSpec, ParamSpec};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
@@ -24,7 +24,7 @@ pub(crate) struct Piece {
 }
 
 /// Read and check `dir` against the model's parameters.
-pub(crate) fn read(dir: &Path, params: &[ParamSpec], tied: bool) -> Result<Vec<Piece>> {
+pub(crate) fn read(dir: &Path, params: &[ParamSpec], spec: &ModelSpec) -> Result<Vec<Piece>> {
     let files = files(dir)?;
     let places = places(params);
     let (mut pieces, mut problems, mut seen) = (Vec::new(), Vec::new(), BTreeSet::new());
@@ -44,8 +44,9 @@ pub(crate) fn read(dir: &Path, params: &[ParamSpec], tied: bool) -> Result<Vec<P
                 continue;
             }
             let Some(&(param, start, shape)) = places.get(name) else {
-                // What transformers writes beside the parameters: a copy of the embedding, and constants.
-                if !(tied && name == "lm_head.weight" || name.ends_with("rotary_emb.inv_freq")) {
+                // What lies beside the parameters: a copy of the embedding, constants, heads that are not served.
+                let copy = spec.tied && name == "lm_head.weight";
+                if !(copy || name.ends_with("rotary_emb.inv_freq") || spec.carries(name)) {
                     problems.push(format!("{name} is no tensor of this model"));
                 }
                 continue;

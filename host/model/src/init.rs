@@ -10,15 +10,23 @@ use crate::spec::ModelSpec;
 /// projections that write into the residual stream are divided by `√(2 layers)` (GPT-2's rule), so that the stream's
 /// variance does not grow with depth.
 pub fn fresh(spec: &ModelSpec, param: &ParamSpec, seed: u64) -> Vec<f32> {
-    if param.kind.is_vector() {
-        let value = if param.kind.is_norm() { 1.0 } else { 0.0 };
-        return vec![value; param.len()];
+    if param.kind == ParamKind::DeltaALog {
+        // The logarithm of something between 0.01 and 16, evenly.
+        let mut uniform = Normal::new(seed, &param.name);
+        let rate = |_| (0.01 + 15.99 * uniform.uniform()).ln() as f32;
+        return (0..param.len()).map(rate).collect();
     }
-    let std = match param.kind {
-        ParamKind::AttnOut | ParamKind::Down => {
-            spec.init_std / (2.0 * spec.layers.len() as f64).sqrt()
-        }
-        _ => spec.init_std,
+    if param.kind.is_vector() {
+        let one = match param.kind {
+            ParamKind::DeltaNorm | ParamKind::DeltaDtBias => true,
+            kind => kind.is_norm() && !spec.norm_plus_one,
+        };
+        return vec![if one { 1.0 } else { 0.0 }; param.len()];
+    }
+    let std = if param.kind.is_residual() {
+        spec.init_std / (2.0 * spec.layers.len() as f64).sqrt()
+    } else {
+        spec.init_std
     };
     let mut normal = Normal::new(seed, &param.name);
     (0..param.len())

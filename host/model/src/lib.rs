@@ -5,6 +5,8 @@
 //! It knows no loss, no optimizer and no server. Read [`spec`] first, then [`hf`].
 #![forbid(unsafe_code)]
 
+pub mod cache;
+pub mod cost;
 pub mod error;
 pub mod families;
 pub mod gguf;
@@ -16,8 +18,12 @@ pub mod params;
 pub mod spec;
 pub mod text;
 
+pub use cache::Cache;
 pub use error::{Error, Result};
 pub use hf::{Dtype, HfDir, ModelFiles, Weights};
 pub use network::{Activations, Network, PagedRows};
 pub use params::{ParamKind, ParamSpec, Part, params};
-pub use spec::{Attention, Ffn, LayerSpec, ModelSpec, Rope, RopeScaling};
+pub use spec::{
+    Attention, Ffn, GroupedAttention, LatentAttention, LayerSpec, ModelSpec, MoeSpec, Rope,
+    RopeScaling, Routing,
+};

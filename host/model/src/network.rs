@@ -5,14 +5,16 @@
 //! the device's rows do not depend on each other, so a token's hidden row is the same bits either way.
 //! It knows no loss, no sampler and no file. Read [`crate::layers::block`] next.
 
+use crate::cache::Cache;
 use crate::layers::{
-    Gradients, Paged, ParamId, Pass, Peers, Recompute, Rows, SavedBlock, Stream, Weights, Wiring,
-    rope,
+    Gradients, Paged, ParamId, Pass, Peers, Recompute, Replay, Routes, Rows, SavedBlock, Stream,
+    Weights, Wiring, rope,
 };
 use crate::params::{ParamSpec, params};
 use crate::spec::ModelSpec;
 use crate::{Error, Result};
 use slime_kernels::{Ops, PagedSequence, RopeTable, Sequences};
+use std::cell::RefCell;
 use std::sync::Arc;
 
 /// Rows to serve: prefill chunks and single decode tokens of several sequences, mixed.
@@ -36,10 +38,34 @@ pub struct Activations<O: Ops> {
     positions: O::Ids,
     sequences: Sequences,
     rows: Option<Rows<O>>,
+    routes: Option<ForcedRoutes>,
     blocks: Vec<SavedBlock<O>>,
     /// Stream before the final norm, `[wanted rows, hidden]`.
     sum: O::Tensor,
     stat: O::Float,
+}
+
+/// Routes of a pass: the last layer sees the wanted rows alone.
+struct ForcedRoutes {
+    all: Routes,
+    wanted: Routes,
+}
+
+impl ForcedRoutes {
+    fn new(routes: &Routes, wanted: &[u32], num_rows: usize) -> Self {
+        Self {
+            all: routes.clone(),
+            wanted: routes.select(wanted, num_rows),
+        }
+    }
+
+    fn replay(this: Option<&Self>, last: bool) -> Replay<'_> {
+        match this {
+            None => Replay::Off,
+            Some(forced) if last => Replay::Force(&forced.wanted),
+            Some(forced) => Replay::Force(&forced.all),
+        }
+    }
 }
 
 /// Packed rows on the device.
@@ -136,7 +162,16 @@ impl<O: Ops> Network<O> {
             rope: &self.rope,
             positions,
             peers: &self.peers,
+            routes: Replay::Off,
         }
+    }
+
+    /// A cache of `num_blocks` blocks for [`Self::forward_paged`].
+    ///
+    /// # Errors
+    /// The device has no room.
+    pub fn cache(&self, num_blocks: usize) -> Result<Cache<O>> {
+        Ok(Cache::new(&*self.ops, &self.spec, num_blocks)?)
     }
 
     fn upload(&self, ids: &[u32], positions: &[u32]) -> Result<(O::Ids, O::Ids)> {
@@ -182,10 +217,44 @@ impl<O: Ops> Network<O> {
     ///
     /// # Errors
     /// An id, position or slot out of range, or the device failed. The cache may then hold part of the rows.
-    pub fn forward_paged(&self, rows: &PagedRows<'_>, cache: &mut O::KvCache) -> Result<O::Tensor> {
+    pub fn forward_paged(&self, rows: &PagedRows<'_>, cache: &mut Cache<O>) -> Result<O::Tensor> {
+        self.forward_paged_with(rows, cache, Replay::Off)
+    }
+
+    /// The same, and the experts of every row in every layer, `[rows × top_k]`; so the last layer computes all rows too.
+    ///
+    /// # Errors
+    /// As [`Self::forward_paged`].
+    pub fn forward_paged_recording(
+        &self,
+        rows: &PagedRows<'_>,
+        cache: &mut Cache<O>,
+    ) -> Result<(O::Tensor, Routes)> {
+        let routes = RefCell::new(Routes {
+            layers: vec![Vec::new(); self.spec.layers.len()],
+        });
+        let every: Vec<u32> = (0..rows.ids.len() as u32).collect();
+        let all = PagedRows {
+            wanted: &every,
+            ..rows.clone()
+        };
+        let hidden = self.forward_paged_with(&all, cache, Replay::Record(&routes))?;
+        let wanted = self.ops.ids(rows.wanted)?;
+        Ok((self.ops.gather_rows(&hidden, &wanted)?, routes.into_inner()))
+    }
+
+    fn forward_paged_with(
+        &self,
+        rows: &PagedRows<'_>,
+        cache: &mut Cache<O>,
+        routes: Replay<'_>,
+    ) -> Result<O::Tensor> {
         let (ids, positions) = self.upload(rows.ids, rows.positions)?;
         let wanted = Rows::select(&*self.ops, rows.wanted, rows.ids.len())?;
-        let pass = self.pass(&positions);
+        let pass = Pass {
+            routes,
+            ..self.pass(&positions)
+        };
         let mut stream = self.embed(&ids)?;
         let last = self.wiring.blocks.len() - 1;
         for (layer, block) in self.wiring.blocks.iter().enumerate() {
@@ -221,12 +290,52 @@ impl<O: Ops> Network<O> {
     /// # Errors
     /// As [`Self::forward_train`].
     pub fn forward(&self, ids: &[u32], sequences: &Sequences, wanted: &[u32]) -> Result<O::Tensor> {
+        self.forward_with(ids, sequences, wanted, Replay::Off)
+    }
+
+    /// The same, and the experts that rows went to: `[rows × top_k]` a layer, of every row up to the last layer and
+    /// there of the wanted rows, the others left free.
+    ///
+    /// # Errors
+    /// As [`Self::forward_train`].
+    pub fn forward_recording(
+        &self,
+        ids: &[u32],
+        sequences: &Sequences,
+        wanted: &[u32],
+    ) -> Result<(O::Tensor, Routes)> {
+        let routes = RefCell::new(Routes {
+            layers: vec![Vec::new(); self.spec.layers.len()],
+        });
+        let hidden = self.forward_with(ids, sequences, wanted, Replay::Record(&routes))?;
+        let mut routes = routes.into_inner();
+        if let Some(last) = routes.layers.last_mut() {
+            let top_k = last.len() / wanted.len().max(1);
+            let mut all = vec![Routes::FREE; ids.len() * top_k];
+            for (row, experts) in wanted.iter().zip(last.chunks_exact(top_k.max(1))) {
+                all[*row as usize * top_k..][..top_k].copy_from_slice(experts);
+            }
+            *last = all;
+        }
+        Ok((hidden, routes))
+    }
+
+    fn forward_with(
+        &self,
+        ids: &[u32],
+        sequences: &Sequences,
+        wanted: &[u32],
+        routes: Replay<'_>,
+    ) -> Result<O::Tensor> {
         let Packed {
             ids,
             positions,
             rows,
         } = self.packed(ids, sequences, wanted)?;
-        let pass = self.pass(&positions);
+        let pass = Pass {
+            routes,
+            ..self.pass(&positions)
+        };
         let mut stream = self.embed(&ids)?;
         let last = self.wiring.blocks.len() - 1;
         for (layer, block) in self.wiring.blocks.iter().enumerate() {
@@ -252,12 +361,29 @@ impl<O: Ops> Network<O> {
         wanted: &[u32],
         recompute: &[Recompute],
     ) -> Result<(O::Tensor, Activations<O>)> {
+        self.forward_replaying(ids, sequences, wanted, recompute, None)
+    }
+
+    /// The same with experts that another pass chose: of every row of every layer, as
+    /// [`Self::forward_recording`] or an engine gave them. The backward takes the same.
+    ///
+    /// # Errors
+    /// As [`Self::forward_train`], or the routes do not fit the model.
+    pub fn forward_replaying(
+        &self,
+        ids: &[u32],
+        sequences: &Sequences,
+        wanted: &[u32],
+        recompute: &[Recompute],
+        routes: Option<&Routes>,
+    ) -> Result<(O::Tensor, Activations<O>)> {
+        let routes = routes.map(|routes| ForcedRoutes::new(routes, wanted, ids.len()));
         let Packed {
             ids,
             positions,
             rows,
         } = self.packed(ids, sequences, wanted)?;
-        let pass = self.pass(&positions);
+        let mut pass = self.pass(&positions);
         let mut stream = self.embed(&ids)?;
         let mut blocks = Vec::with_capacity(self.wiring.blocks.len());
         let last = self.wiring.blocks.len() - 1;
@@ -268,6 +394,7 @@ impl<O: Ops> Network<O> {
                 .or(recompute.last())
                 .copied()
                 .unwrap_or_default();
+            pass.routes = ForcedRoutes::replay(routes.as_ref(), layer == last);
             let (next, saved) = block.forward(stream, sequences, rows, pass, policy)?;
             stream = next;
             blocks.push(saved);
@@ -282,6 +409,7 @@ impl<O: Ops> Network<O> {
                 positions,
                 sequences,
                 rows,
+                routes,
                 blocks,
                 sum,
                 stat,
@@ -305,11 +433,12 @@ impl<O: Ops> Network<O> {
             positions,
             sequences,
             rows,
+            routes,
             blocks,
             sum,
             stat,
         } = activations;
-        let pass = self.pass(&positions);
+        let mut pass = self.pass(&positions);
         let (ops, weights) = (pass.ops, pass.weights);
         let mut dstream = self
             .wiring
@@ -319,6 +448,7 @@ impl<O: Ops> Network<O> {
         let last = self.wiring.blocks.len() - 1;
         for (layer, (block, saved)) in self.wiring.blocks.iter().zip(blocks).enumerate().rev() {
             let rows = rows.as_ref().filter(|_| layer == last);
+            pass.routes = ForcedRoutes::replay(routes.as_ref(), layer == last);
             dstream = block.backward(dstream, saved, &sequences, rows, pass, grads)?;
         }
         Ok(ops.accumulate_embed(&dstream, &ids, grads.get(self.wiring.embedding))?)

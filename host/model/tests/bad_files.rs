@@ -53,7 +53,8 @@ fn unsupported_configurations_are_refused_by_name() {
     let with = |key: &'static str, value: Value| config_error(move |c| c[key] = value.clone());
     assert_eq!(
         with("model_type", "mixtral".into()),
-        "DIR/config.json: model_type \"mixtral\" is not supported; supported are: llama, qwen2, qwen3"
+        "DIR/config.json: model_type \"mixtral\" is not supported; supported are: llama, qwen2, qwen3, glm4, \
+         qwen3_moe, glm4_moe, deepseek_v3, glm4_moe_lite, glm_moe_dsa, qwen3_next, qwen3_5_text, qwen3_5_moe_text, qwen3_5, qwen3_5_moe"
     );
     assert_eq!(
         with("hidden_act", "gelu".into()),
@@ -62,9 +63,9 @@ fn unsupported_configurations_are_refused_by_name() {
     assert_eq!(
         with(
             "rope_parameters",
-            json!({"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e6})
+            json!({"rope_type": "longrope", "factor": 4.0, "rope_theta": 1e6})
         ),
-        "DIR/config.json: rope_parameters.rope_type = \"yarn\" is not supported for qwen3; supported: \"default\", \"llama3\""
+        "DIR/config.json: rope_parameters.rope_type = \"longrope\" is not supported for qwen3; supported: \"default\", \"llama3\", \"yarn\""
     );
     assert_eq!(
         config_error(|c| {

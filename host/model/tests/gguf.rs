@@ -85,11 +85,12 @@ fn write(dir: &Path, file: &Path, dtype: GgmlDType, pre: &str, more: Vec<(&str, 
                 FfnNorm => "ffn_norm.weight".into(),
                 GateUp => format!("{}.weight", ["ffn_gate", "ffn_up"][i]),
                 Down => "ffn_down.weight".to_string(),
+                other => panic!("GGUF files here are of dense models, not of {other:?}"),
             };
             let name = param
                 .layer
                 .map_or(short.clone(), |l| format!("blk.{l}.{short}"));
-            let heads = spec.layers[0].attn.heads;
+            let heads = spec.layers[0].attn.grouped().unwrap().heads;
             let data = match (spec.family.model_type, param.kind, i) {
                 ("llama", Qkv, 0) => permute(data, heads.query, part.shape[0]),
                 ("llama", Qkv, 1) => permute(data, heads.kv, part.shape[0]),
@@ -105,9 +106,11 @@ fn write(dir: &Path, file: &Path, dtype: GgmlDType, pre: &str, more: Vec<(&str, 
             tensors.push((name, QTensor::quantize(&tensor, dtype).unwrap()));
         }
     }
-    let arch = spec.family.gguf_architecture;
-    let heads = spec.layers[0].attn.heads;
-    let slime_model::Ffn::SwiGlu { hidden: ffn } = spec.layers[0].ffn;
+    let arch = spec.family.gguf_architecture.unwrap();
+    let heads = spec.layers[0].attn.grouped().unwrap().heads;
+    let slime_model::Ffn::SwiGlu { hidden: ffn } = spec.layers[0].ffn else {
+        panic!("GGUF files are of dense models")
+    };
     let key = |name: &str| format!("{arch}.{name}");
     let number = |n: usize| Value::U32(n as u32);
     let mut metadata: Vec<(String, Value)> = vec![

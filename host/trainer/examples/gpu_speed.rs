@@ -110,7 +110,11 @@ fn run(name: &str, options: &Options) -> Result<(), Box<dyn Error>> {
         .filter(|p| p.rows != VOCAB)
         .map(|p| (p.rows * p.cols) as f64)
         .sum();
-    let heads = spec.layers[0].attn.heads;
+    let heads = spec.layers[0]
+        .attn
+        .grouped()
+        .expect("Qwen3 is grouped")
+        .heads;
     let attention = (spec.layers.len() * options.length * heads.query * heads.dim) as f64;
     let per_token = body + (VOCAB * spec.hidden) as f64 + attention;
     let tokens = options.batch * options.length;

@@ -10,6 +10,7 @@ use crate::{Error, Result};
 use slime_core::RolloutRecord;
 use slime_kernels::Ops;
 use slime_model::Network;
+use slime_model::layers::Routes;
 
 impl<O: Ops> Trainer<O> {
     /// Log-probs and entropies of every token that trains.
@@ -21,13 +22,30 @@ impl<O: Ops> Trainer<O> {
         phase: Phase,
         step: (usize, usize),
     ) -> Result<Scores> {
+        Ok(self
+            .scores_and_routes(network, batch, packed, phase, step)?
+            .0)
+    }
+
+    /// The same, and the experts of each micro-batch.
+    fn scores_and_routes(
+        &self,
+        network: &Network<O>,
+        batch: &Batch<'_>,
+        packed: &[MicroBatch],
+        phase: Phase,
+        step: (usize, usize),
+    ) -> Result<(Scores, Vec<Routes>)> {
+        let mut all_routes = Vec::with_capacity(packed.len());
         let head = head(&*self.ops, network, &self.config, self.vocab);
         let mut scores = Scores::unknown(batch.num_trained());
         let total = packed.iter().map(|m| m.ids.len()).sum();
         let mut done = 0;
         for micro in packed {
             self.report(phase, step, (done, total));
-            let hidden = network.forward(&micro.ids, &micro.sequences, &micro.rows)?;
+            let (hidden, routes) =
+                network.forward_recording(&micro.ids, &micro.sequences, &micro.rows)?;
+            all_routes.push(routes);
             let stats = head.stats(&hidden, &micro.targets)?;
             for (row, &number) in micro.tokens.iter().enumerate() {
                 scores.logp[number] = stats.logprob[row];
@@ -35,7 +53,7 @@ impl<O: Ops> Trainer<O> {
             }
             done += micro.ids.len();
         }
-        Ok(scores)
+        Ok((scores, all_routes))
     }
 
     pub(crate) fn fill_reference(
@@ -100,10 +118,12 @@ impl<O: Ops> Trainer<O> {
     }
 
     /// The old policy's log-probs. With a single step the step's own forward gives them, and the ratio is exactly 1.
+    /// With routing replay, the experts it chose are what the steps' own passes use too, however far the router has
+    /// moved by then.
     pub(crate) fn fill_old(
         &self,
         batches: &mut [Batch<'_>],
-        packed: &[Vec<MicroBatch>],
+        packed: &mut [Vec<MicroBatch>],
     ) -> Result<()> {
         let config = &self.config;
         if config.use_rollout_logprobs {
@@ -117,14 +137,15 @@ impl<O: Ops> Trainer<O> {
         }
         let num_steps = batches.len();
         for (step, (batch, packed)) in batches.iter_mut().zip(packed).enumerate() {
-            let scores = self.scores(
-                &self.network,
-                batch,
-                packed,
-                Phase::OldLogProbs,
-                (step, num_steps),
-            )?;
+            let step = (step, num_steps);
+            let (scores, routes) =
+                self.scores_and_routes(&self.network, batch, packed, Phase::OldLogProbs, step)?;
             batch.columns.old = scores.logp;
+            if config.use_routing_replay {
+                for (micro, routes) in packed.iter_mut().zip(routes) {
+                    micro.routes = Some(routes);
+                }
+            }
         }
         Ok(())
     }

@@ -139,8 +139,13 @@ pub fn micro_step<O: Ops>(
     scores: &mut Scores,
 ) -> Result<()> {
     let forward = debug_span!("forward", num_tokens = micro.ids.len()).entered();
-    let (hidden, activations) =
-        network.forward_train(&micro.ids, &micro.sequences, &micro.rows, recompute)?;
+    let (hidden, activations) = network.forward_replaying(
+        &micro.ids,
+        &micro.sequences,
+        &micro.rows,
+        recompute,
+        micro.routes.as_ref(),
+    )?;
     let objective = &evaluation.objective;
     let mut with_ratio = None;
     if objective.needs_trajectory() {

@@ -8,10 +8,10 @@
 //! and [`crate::data`] for what a batch is.
 
 use crate::algo::objective::Objective;
-use crate::config::TrainConfig;
+use crate::config::{Problem, TrainConfig};
 use crate::critic::{self, Critic};
 use crate::data::rollouts::{Limits, check_tokens, rollouts};
-use crate::data::{Batch, MicroBatch, split_steps};
+use crate::data::{Batch, MicroBatch, routes, split_steps};
 use crate::metrics::TrainMetrics;
 use crate::optim::Optimizer;
 use crate::passes::{check_rollout_logprobs, head};
@@ -20,7 +20,7 @@ use crate::{Error, Result, advantages};
 use slime_core::RolloutRecord;
 use slime_kernels::Ops;
 use slime_model::layers::{Gradients, Recompute};
-use slime_model::{ModelSpec, Network, ParamSpec};
+use slime_model::{Ffn, ModelSpec, Network, ParamSpec};
 use std::sync::Arc;
 use tracing::{debug_span, info_span, warn};
 
@@ -100,6 +100,19 @@ impl<O: Ops> Trainer<O> {
         config: TrainConfig,
     ) -> Result<Self> {
         config.validate().map_err(Error::Config)?;
+        let replays = [
+            ("use_routing_replay", config.use_routing_replay),
+            (
+                "use_rollout_routing_replay",
+                config.use_rollout_routing_replay,
+            ),
+        ];
+        if let Some((key, _)) = replays.iter().find(|(_, on)| *on)
+            && !spec.layers.iter().any(|l| matches!(l.ffn, Ffn::Moe(_)))
+        {
+            let detail = format!("has no effect: {} has no experts", spec.family.model_type);
+            return Err(Error::Config(vec![Problem { key, detail }]));
+        }
         let network = Network::new(ops.clone(), spec, weights)?;
         let optimizer = Optimizer::new(&*ops, network.weights(), &config)?;
         let grads = Gradients::zeros(&*ops, network.weights())?;
@@ -233,15 +246,20 @@ impl<O: Ops> Trainer<O> {
             .into_iter()
             .map(|range| Batch::new(&rollouts, range, self.config.loss_aggregation, length))
             .collect();
-        let packed: Vec<Vec<MicroBatch>> = batches
+        let mut packed: Vec<Vec<MicroBatch>> = batches
             .iter()
             .map(|batch| MicroBatch::pack(batch, self.config.max_tokens_per_gpu))
             .collect();
         check_rollout_logprobs(&self.config, records)?;
         self.fill_reference(&mut batches, &packed)?;
         self.fill_teacher(&mut batches, &packed)?;
-        self.fill_old(&mut batches, &packed)?;
+        self.fill_old(&mut batches, &mut packed)?;
         let warms_up = self.fill_values(&mut batches, &packed)?;
+        if self.config.use_rollout_routing_replay {
+            for (batch, packed) in batches.iter().zip(&mut packed) {
+                routes::of_rollouts(self.network.spec(), batch, packed)?;
+            }
+        }
         advantages::fill(&self.config, &rollouts, &mut batches);
         self.fill_corrections(&mut batches);
         warn_if_nothing_to_learn(&batches);

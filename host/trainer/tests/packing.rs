@@ -3,9 +3,9 @@
 mod support;
 
 use slime_kernels::{Ops, PagedSequence, Sequences};
-use slime_model::PagedRows;
+use slime_model::{Attention, PagedRows};
 use slime_trainer::TrainConfig;
-use support::{MODELS, Numbers, f32_cpu, network, trainer};
+use support::{Numbers, distance, f32_cpu, models, network, trainer};
 
 fn texts(vocab: usize) -> Vec<Vec<u32>> {
     let mut numbers = Numbers(11);
@@ -16,7 +16,7 @@ fn texts(vocab: usize) -> Vec<Vec<u32>> {
 
 #[test]
 fn j07_a_sequence_packed_with_others_has_the_bits_it_has_alone() {
-    for model in MODELS {
+    for model in &models() {
         let ops = f32_cpu();
         let trainer = trainer(&ops, model, TrainConfig::default());
         let texts = texts(trainer.network().spec().vocab);
@@ -49,7 +49,7 @@ fn j06_changing_one_sequence_leaves_the_others_alone() {
 
 #[test]
 fn rows_served_through_the_cache_in_any_chunks_are_the_bits_of_training() {
-    for model in MODELS {
+    for model in &models() {
         let ops = f32_cpu();
         let network = network(&ops, model);
         let texts = &texts(network.spec().vocab)[..2];
@@ -58,6 +58,9 @@ fn rows_served_through_the_cache_in_any_chunks_are_the_bits_of_training() {
         let trained = network.forward(&texts.concat(), &layout, &every).unwrap();
         let trained = ops.read(&trained).unwrap();
         let hidden = network.spec().hidden;
+        // Latent attention serves in the compressed space: the same numbers, not the same bits.
+        let latent = |l: &slime_model::LayerSpec| matches!(l.attn, Attention::Latent(_));
+        let folds = network.spec().layers.iter().any(latent);
 
         let block = ops.kv_block_tokens();
         let blocks_of = |sequence: usize| -> Vec<u32> {
@@ -68,9 +71,7 @@ fn rows_served_through_the_cache_in_any_chunks_are_the_bits_of_training() {
         };
         let blocks = [blocks_of(0), blocks_of(1)];
         let num_blocks = 2 * blocks[0].len();
-        let heads = network.spec().layers[0].attn.heads;
-        let layers = network.spec().layers.len();
-        let mut cache = ops.kv_cache(layers, num_blocks, heads).unwrap();
+        let mut cache = network.cache(num_blocks).unwrap();
         // Each call: how many new tokens of each sequence.
         let calls = [[3, 17], [1, 1], [1, 9], [0, 1], [0, 3]];
         let mut done = [0, 0];
@@ -119,7 +120,13 @@ fn rows_served_through_the_cache_in_any_chunks_are_the_bits_of_training() {
                 .flat_map(|&row| expected[row as usize])
                 .copied()
                 .collect();
-            assert!(got == want, "{model} after {done:?}");
+            if folds {
+                let wide = |x: &[f32]| x.iter().map(|x| f64::from(*x)).collect::<Vec<_>>();
+                let gap = distance(&wide(&got), &wide(&want));
+                assert!(gap < 3e-6, "{model} after {done:?}: {gap:e}");
+            } else {
+                assert!(got == want, "{model} after {done:?}");
+            }
         }
         assert_eq!(done, [5, 31]);
     }

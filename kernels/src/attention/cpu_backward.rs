@@ -5,7 +5,7 @@ use crate::cpu::gemm::tile::{self, Chain, Operands};
 use crate::cpu::parallel::{self, Disjoint};
 use crate::cpu::simd::simd;
 use crate::cpu::{Cpu, CpuFloat, CpuTensor, Element};
-use crate::rows::cpu::add_to;
+use crate::rows::cpu::{add_to, dot};
 use crate::{Heads, Result, Sequences, check};
 
 use super::cpu::{BLOCK, TILE, Transposed};
@@ -166,18 +166,6 @@ pub(crate) fn backward<T: Element>(
         );
     }
     Ok(CpuTensor::new(tokens, cols, dqkv))
-}
-
-simd! {
-    fn dot<T, V>(x: &[T], y: &[T]) -> T {
-        let mut sum = V::wide();
-        let mut i = 0;
-        while i < x.len() {
-            sum = V::load_or(x, i, T::ZERO).wide_fma(V::load_or(y, i, T::ZERO), sum);
-            i += V::LANES;
-        }
-        T::from_f64(V::wide_sum(sum))
-    }
 }
 
 simd! {

@@ -3,12 +3,14 @@
 
 use super::element::private::Number;
 use super::{Cpu, CpuFloat, CpuIds, CpuTensor};
+use crate::gated_delta::cpu::Rule;
 use crate::paged_attention::cpu::CpuKvCache;
 use crate::qk_norm_rope::cpu::{HeadNorms, Rope};
 use crate::{
-    AdamW, Heads, Norms, Ops, PagedSequence, Result, RopeTable, Sequences, TokenStats, adamw,
-    attention, check, embedding, head, matmul, paged_attention, qk_norm_rope, rmsnorm, rows,
-    swiglu,
+    AdamW, ColumnMap, DeltaRule, HeadParts, Heads, Norms, Ops, PagedSequence, Result, RopeTable,
+    Sequences, TokenStats, adamw, attention, causal_conv, check, columns, embedding, gate,
+    gated_delta, grouped_matmul, head, head_matmul, matmul, paged_attention, qk_norm_rope, rmsnorm,
+    rows, swiglu,
 };
 
 fn convert<From: Number, To: Number>(
@@ -33,6 +35,17 @@ fn widened<T: Number>(data: &[T]) -> Vec<f64> {
 
 fn rounded<T: Number>(data: &[T]) -> Vec<f32> {
     data.iter().map(|x| x.to_f64() as f32).collect()
+}
+
+fn rule<'a, T: super::Element, O>(rule: &DeltaRule<'a, O>) -> Rule<'a, T>
+where
+    O: Ops<Tensor = CpuTensor<T>>,
+{
+    Rule {
+        heads: rule.heads,
+        a_log: rule.a_log,
+        dt_bias: rule.dt_bias,
+    }
 }
 
 macro_rules! ops {
@@ -113,6 +126,28 @@ macro_rules! ops {
                 rows::cpu::accumulate_bias(self, dy, db)
             }
 
+            fn scale_rows(&self, x: &Self::Tensor, p: &Self::Float) -> Result<Self::Tensor> {
+                rows::cpu::scale(self, x, p)
+            }
+            fn row_dots(&self, x: &Self::Tensor, y: &Self::Tensor) -> Result<Self::Float> {
+                rows::cpu::dots(self, x, y)
+            }
+            fn sum_rows(
+                &self,
+                x: &Self::Tensor,
+                places: &Self::Ids,
+                each: usize,
+            ) -> Result<Self::Tensor> {
+                rows::cpu::sum(self, x, places, each)
+            }
+            fn map_columns(
+                &self,
+                inputs: &[&Self::Tensor],
+                map: &ColumnMap,
+            ) -> Result<Self::Tensor> {
+                columns::cpu::map(self, inputs, map)
+            }
+
             fn matmul_nt(&self, x: &Self::Tensor, w: &Self::Tensor) -> Result<Self::Tensor> {
                 matmul::cpu::nt(self, x, w)
             }
@@ -126,6 +161,48 @@ macro_rules! ops {
                 dw: &mut Self::Float,
             ) -> Result<()> {
                 matmul::cpu::accumulate_tn(self, dy, x, dw)
+            }
+
+            fn grouped_nt(
+                &self,
+                x: &Self::Tensor,
+                w: &Self::Tensor,
+                offsets: &[usize],
+            ) -> Result<Self::Tensor> {
+                grouped_matmul::cpu::nt(self, x, w, offsets)
+            }
+            fn grouped_nn(
+                &self,
+                dy: &Self::Tensor,
+                w: &Self::Tensor,
+                offsets: &[usize],
+            ) -> Result<Self::Tensor> {
+                grouped_matmul::cpu::nn(self, dy, w, offsets)
+            }
+            fn accumulate_grouped_tn(
+                &self,
+                dy: &Self::Tensor,
+                x: &Self::Tensor,
+                offsets: &[usize],
+                dw: &mut Self::Float,
+            ) -> Result<()> {
+                grouped_matmul::cpu::accumulate_tn(self, dy, x, offsets, dw)
+            }
+            fn heads_nn(
+                &self,
+                x: &Self::Tensor,
+                w: &Self::Tensor,
+                parts: HeadParts,
+            ) -> Result<Self::Tensor> {
+                head_matmul::cpu::product(self, "heads_nn", x, w, parts, false)
+            }
+            fn heads_nt(
+                &self,
+                x: &Self::Tensor,
+                w: &Self::Tensor,
+                parts: HeadParts,
+            ) -> Result<Self::Tensor> {
+                head_matmul::cpu::product(self, "heads_nt", x, w, parts, true)
             }
 
             fn embed(&self, table: &Self::Tensor, ids: &Self::Ids) -> Result<Self::Tensor> {
@@ -275,6 +352,82 @@ macro_rules! ops {
                 gate_up: &Self::Tensor,
             ) -> Result<Self::Tensor> {
                 swiglu::cpu::backward(self, da, gate_up)
+            }
+
+            fn reshape(&self, x: &Self::Tensor, rows: usize, cols: usize) -> Result<Self::Tensor> {
+                check::that(rows * cols == x.rows * x.cols, "reshape", || {
+                    format!("{x:?} as [{rows}, {cols}]")
+                })?;
+                Ok(x.reshaped(rows, cols))
+            }
+            fn gate(&self, x: &Self::Tensor, gate: &Self::Tensor) -> Result<Self::Tensor> {
+                gate::cpu::forward(self, x, gate)
+            }
+            fn gate_backward(
+                &self,
+                dy: &Self::Tensor,
+                x: &Self::Tensor,
+                gate: &Self::Tensor,
+            ) -> Result<(Self::Tensor, Self::Tensor)> {
+                gate::cpu::backward(self, dy, x, gate)
+            }
+            fn causal_conv(
+                &self,
+                x: &Self::Tensor,
+                w: &Self::Tensor,
+                sequences: &Sequences,
+            ) -> Result<Self::Tensor> {
+                causal_conv::cpu::forward(self, x, w, sequences)
+            }
+            fn causal_conv_backward(
+                &self,
+                dy: &Self::Tensor,
+                x: &Self::Tensor,
+                w: &Self::Tensor,
+                sequences: &Sequences,
+                dw: &mut Self::Float,
+            ) -> Result<Self::Tensor> {
+                causal_conv::cpu::backward(self, dy, x, w, sequences, dw)
+            }
+            fn gated_delta(
+                &self,
+                qkv: &Self::Tensor,
+                gates: &Self::Tensor,
+                weights: &DeltaRule<'_, Self>,
+                sequences: &Sequences,
+            ) -> Result<Self::Tensor> {
+                gated_delta::cpu::forward(self, qkv, gates, rule(weights), sequences)
+            }
+            fn gated_delta_backward(
+                &self,
+                dout: &Self::Tensor,
+                qkv: &Self::Tensor,
+                gates: &Self::Tensor,
+                weights: &DeltaRule<'_, Self>,
+                sequences: &Sequences,
+                (da_log, ddt_bias): (&mut Self::Float, &mut Self::Float),
+            ) -> Result<(Self::Tensor, Self::Tensor)> {
+                gated_delta::cpu_backward::backward(
+                    self,
+                    dout,
+                    qkv,
+                    gates,
+                    rule(weights),
+                    sequences,
+                    da_log,
+                    ddt_bias,
+                )
+            }
+            fn gated_delta_paged(
+                &self,
+                states: &mut Self::Float,
+                x: &Self::Tensor,
+                conv: &Self::Tensor,
+                gates: &Self::Tensor,
+                weights: &DeltaRule<'_, Self>,
+                sequences: &[PagedSequence<'_>],
+            ) -> Result<Self::Tensor> {
+                gated_delta::cpu::paged(self, states, x, conv, gates, rule(weights), sequences)
             }
 
             fn logits(&self, h: &Self::Tensor, w: &Self::Tensor) -> Result<Self::Float> {

@@ -40,6 +40,11 @@ impl<T: Element> CpuTensor<T> {
         &self.storage.data[i * self.cols..(i + 1) * self.cols]
     }
 
+    /// The same numbers in rows of another length. A copy: the packed form is of one shape.
+    pub(crate) fn reshaped(&self, rows: usize, cols: usize) -> Self {
+        Self::new(rows, cols, self.storage.data.duplicate())
+    }
+
     /// To write to; forgets the packed form.
     pub(crate) fn data_mut(&mut self) -> &mut [T] {
         if Arc::get_mut(&mut self.storage).is_none() {

@@ -62,7 +62,7 @@ pub(crate) fn add<T: Element>(
     let to = Disjoint::new(&mut out);
     parallel::ranges(x.data().len(), parallel::grain_rows(1), |range| {
         // SAFETY: ranges are disjoint.
-        sum(&x.data()[range.clone()], &y.data()[range.clone()], unsafe {
+        add_row(&x.data()[range.clone()], &y.data()[range.clone()], unsafe {
             to.slice(range)
         });
     });
@@ -70,7 +70,7 @@ pub(crate) fn add<T: Element>(
 }
 
 simd! {
-    fn sum<T, V>(x: &[T], y: &[T], out: &mut [T]) {
+    fn add_row<T, V>(x: &[T], y: &[T], out: &mut [T]) {
         let mut i = 0;
         while i < out.len() {
             V::load_or(x, i, T::ZERO).add(V::load_or(y, i, T::ZERO)).store(out, i);
@@ -91,7 +91,7 @@ pub(crate) fn add_bias<T: Element>(
     parallel::ranges(x.rows, parallel::grain_rows(cols), |range| {
         for i in range {
             // SAFETY: every row is written by one task.
-            sum(x.row(i), b.data(), unsafe {
+            add_row(x.row(i), b.data(), unsafe {
                 to.slice(i * cols..(i + 1) * cols)
             });
         }
@@ -147,4 +147,86 @@ simd! {
             i += V::LANES;
         }
     }
+}
+
+pub(crate) fn scale<T: Element>(
+    cpu: &Cpu<T>,
+    x: &CpuTensor<T>,
+    p: &CpuFloat<T>,
+) -> Result<CpuTensor<T>> {
+    check::shape("scale_rows", "the factors", (p.rows, p.cols), (x.rows, 1))?;
+    let cols = x.cols;
+    let mut out = cpu.take(x.data().len());
+    let to = Disjoint::new(&mut out);
+    parallel::ranges(x.rows, parallel::grain_rows(cols), |range| {
+        for i in range {
+            // SAFETY: every row is written by one task.
+            let to = unsafe { to.slice(i * cols..(i + 1) * cols) };
+            for (to, x) in to.iter_mut().zip(x.row(i)) {
+                *to = p.data[i] * *x;
+            }
+        }
+    });
+    Ok(CpuTensor::new(x.rows, cols, out))
+}
+
+pub(crate) fn dots<T: Element>(
+    cpu: &Cpu<T>,
+    x: &CpuTensor<T>,
+    y: &CpuTensor<T>,
+) -> Result<CpuFloat<T>> {
+    check::same("row_dots", (x.rows, x.cols), (y.rows, y.cols))?;
+    let mut out = cpu.take(x.rows);
+    let to = Disjoint::new(&mut out);
+    parallel::ranges(x.rows, parallel::grain_rows(x.cols), |range| {
+        for i in range {
+            // SAFETY: every row is written by one task.
+            unsafe { to.slice(i..i + 1)[0] = dot(x.row(i), y.row(i)) };
+        }
+    });
+    Ok(CpuFloat::new(x.rows, 1, out))
+}
+
+simd! {
+    pub(crate) fn dot<T, V>(x: &[T], y: &[T]) -> T {
+        let mut sum = V::wide();
+        let mut i = 0;
+        while i < x.len() {
+            sum = V::load_or(x, i, T::ZERO).wide_fma(V::load_or(y, i, T::ZERO), sum);
+            i += V::LANES;
+        }
+        T::from_f64(V::wide_sum(sum))
+    }
+}
+
+pub(crate) fn sum<T: Element>(
+    cpu: &Cpu<T>,
+    x: &CpuTensor<T>,
+    places: &CpuIds,
+    each: usize,
+) -> Result<CpuTensor<T>> {
+    let op = "sum_rows";
+    check::that(each > 0 && places.0.len().is_multiple_of(each), op, || {
+        format!("{} places, {each} for each row", places.0.len())
+    })?;
+    if let Some(bad) = places.0.iter().find(|r| **r as usize >= x.rows) {
+        check::that(false, op, || {
+            format!("row {bad} of {x:?}, which ends at {}", x.rows)
+        })?;
+    }
+    let (rows, cols) = (places.0.len() / each, x.cols);
+    let mut y = cpu.take(rows * cols);
+    let out = Disjoint::new(&mut y);
+    parallel::ranges(rows, parallel::grain_rows(each * cols), |range| {
+        for i in range {
+            // SAFETY: every row is written by one task.
+            let to = unsafe { out.slice(i * cols..(i + 1) * cols) };
+            let places = &places.0[i * each..(i + 1) * each];
+            to.copy_from_slice(x.row(places[0] as usize));
+            for place in &places[1..] {
+                add_to(to, x.row(*place as usize));
+            }
+        }
+    });
+    Ok(CpuTensor::new(rows, cols, y))
 }

@@ -69,7 +69,7 @@ enum Verb {
     /// Build, check and look at plugins
     #[command(subcommand)]
     Plugin(plugin::Args),
-    /// Layouts of a model over GPUs: memory, waiting, traffic, time of a step
+    /// What a model costs, and its layouts over GPUs: parameters, FLOPs, memory, time of a step
     Plan(plan::Args),
     /// A GGUF file as an HF directory
     Convert(convert::Args),

@@ -336,6 +336,10 @@ pub struct AlgorithmSection {
     /// Train on tokens of older weights without a correction: `max_lag` above 0 asks for one of `use_tis`, `use_rs`
     /// and `use_rollout_logprobs`, or for this. Default false.
     pub allow_uncorrected_lag: Option<bool>,
+    /// Of a mixture of experts: train with the experts that the pass for the old log-probs chose. Default false.
+    pub use_routing_replay: Option<bool>,
+    /// Of a mixture of experts: train with the experts that the engine chose. The records bring them. Default false.
+    pub use_rollout_routing_replay: Option<bool>,
     /// `rollout-mean`, `token-mean`, `sequence-mean` or `constant-length`. Default `rollout-mean`.
     pub loss_aggregation: Option<Aggregation>,
     /// The divisor of `constant-length`.

@@ -178,14 +178,9 @@ fn embedded(
     on_device!(Computer::open(device)?, ops => start(model, ops, config))
 }
 
-/// Keys and values of one token.
+/// Keys and values of one token; engines' blocks are of 16 tokens.
 fn numbers_in_cache(model: &Model) -> usize {
-    let per_layer = model
-        .spec
-        .layers
-        .iter()
-        .map(|layer| 2 * layer.attn.heads.kv * layer.attn.heads.dim);
-    per_layer.sum::<usize>().max(1)
+    model.spec.cached_numbers(16).max(1)
 }
 
 /// An engine over a model.

@@ -165,10 +165,23 @@ impl Sequence {
         }
     }
 
+    /// Slots of the positions whose experts are wanted, as far as they were computed: all but the last token's.
+    pub(super) fn routed_slots(&self, block: usize) -> Option<Vec<usize>> {
+        let from = self.request.wanted.routes_from?;
+        let end = self.computed.min(self.tokens.len() - 1);
+        let blocks = self.lease.blocks();
+        let slot = |p: usize| blocks[p / block] as usize * block + p % block;
+        Some((from.min(end)..end).map(slot).collect())
+    }
+
     /// Send everything that is left.
-    pub(super) fn end(mut self, version: &Arc<str>, finish: Finish) {
-        let spans = std::mem::take(&mut self.spans);
-        self.send(version, Some(Ending { finish, spans }));
+    pub(super) fn end(mut self, version: &Arc<str>, finish: Finish, routes: Option<Vec<i32>>) {
+        let ending = Ending {
+            finish,
+            spans: std::mem::take(&mut self.spans),
+            routes,
+        };
+        self.send(version, Some(ending));
     }
 
     fn send(&mut self, version: &Arc<str>, ending: Option<Ending>) {

@@ -217,8 +217,11 @@ impl<F: Forward> Scheduler<F> {
 
     /// Release a sequence's blocks and send what is left of it.
     pub(super) fn end(&mut self, mut sequence: Sequence, finish: Finish) {
+        let block = self.model.block_tokens();
+        let slots = sequence.routed_slots(block);
+        let routes = slots.and_then(|slots| self.model.routes(&slots));
         self.give_back(&mut sequence);
         self.metrics.ended(&finish);
-        sequence.end(&self.version, finish);
+        sequence.end(&self.version, finish, routes);
     }
 }

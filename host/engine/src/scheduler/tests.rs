@@ -315,6 +315,7 @@ async fn prompt_logprobs_are_those_of_the_plain_loop_whatever_is_cached() {
                 output: true,
                 input_from: Some(from),
                 top: 2,
+                routes_from: None,
             };
             let g = run(&engine, j).await;
             assert_eq!(g.prompt.cached_tokens, from / BLOCK * BLOCK);

@@ -2,6 +2,8 @@
 
 use crate::generation::Generation;
 use crate::request::{Finish, Token};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use serde_json::{Map, Value, json};
 use slime_core::ports::TextCodec;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -73,6 +75,11 @@ pub(super) fn meta_info(g: &Generation, codec: &dyn TextCodec, shown: Shown) -> 
             .iter()
             .map(|s| json!({"version": &*s.version, "start": s.start, "end": s.end}));
         meta.insert("weight_versions".into(), spans.collect());
+    }
+    if let Some(routes) = g.ending.as_ref().and_then(|e| e.routes.as_ref()) {
+        // As SGLang writes them: 32-bit numbers, least significant byte first.
+        let bytes: Vec<u8> = routes.iter().flat_map(|e| e.to_le_bytes()).collect();
+        meta.insert("routed_experts".into(), STANDARD.encode(bytes).into());
     }
     let cached = g.prompt.cached_tokens;
     let details = if cached > 0 {

@@ -89,6 +89,7 @@ pub(super) async fn chat(
         output: logprobs,
         input_from: None,
         top,
+        routes_from: None,
     };
     let prompt_tokens = prompt.len();
     let job = Job {

@@ -91,6 +91,7 @@ pub(super) async fn completions(
         output: body.logprobs.is_some(),
         input_from: (echo && body.logprobs.is_some()).then_some(0),
         top: body.logprobs.unwrap_or(0),
+        routes_from: None,
     };
     let id = body
         .common

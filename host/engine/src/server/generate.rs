@@ -41,7 +41,8 @@ struct Body {
     custom_logit_processor: Option<Value>,
     return_hidden_states: Option<Value>,
     return_sampling_mask: Option<Value>,
-    return_routed_experts: Option<Value>,
+    return_routed_experts: Option<OneOrMany<bool>>,
+    routed_experts_start_len: Option<usize>,
 }
 
 /// Token ids of one prompt or several. Signed, so that a negative one is refused as an id and not as JSON.
@@ -227,6 +228,8 @@ fn asked(engine: &EngineHandle, body: Body) -> Result<Asked, Refusal> {
     let logprobs = spread("return_logprob", body.return_logprob, count)?;
     let starts = spread("logprob_start_len", body.logprob_start_len, count)?;
     let tops = spread("top_logprobs_num", body.top_logprobs_num, count)?;
+    let routes = spread("return_routed_experts", body.return_routed_experts, count)?;
+    let routes_from = body.routed_experts_start_len.unwrap_or(0);
     let stream = body.stream.unwrap_or(false);
     let many = many || params.iter().any(|p| p.n > 1);
     let (mut jobs, mut shown) = (Vec::new(), Vec::new());
@@ -236,8 +239,21 @@ fn asked(engine: &EngineHandle, body: Body) -> Result<Asked, Refusal> {
         .zip(rids)
         .zip(logprobs)
         .zip(starts)
-        .zip(tops);
-    for (((((prompt, params), rid), logprob), start), top) in rows {
+        .zip(tops)
+        .zip(routes);
+    for ((((((prompt, params), rid), logprob), start), top), routes) in rows {
+        let routes = routes.unwrap_or(false);
+        if routes && !engine.inner.has_experts {
+            return Err(Refusal::invalid(
+                "return_routed_experts is set, but the model has no experts.",
+            ));
+        }
+        if routes && routes_from > prompt.len() {
+            return Err(Refusal::invalid(format!(
+                "routed_experts_start_len ({routes_from}) must be at most the number of input tokens ({}).",
+                prompt.len()
+            )));
+        }
         let logprobs = logprob.unwrap_or(false);
         let start = start.unwrap_or(-1);
         if logprobs && start >= prompt.len() as i64 && !prompt.is_empty() {
@@ -262,6 +278,7 @@ fn asked(engine: &EngineHandle, body: Body) -> Result<Asked, Refusal> {
                 output: logprobs,
                 input_from,
                 top,
+                routes_from: routes.then_some(routes_from),
             },
             stream,
         });
@@ -286,7 +303,6 @@ fn refuse_unsupported(body: &Body) -> Result<(), Refusal> {
         ("custom_logit_processor", &body.custom_logit_processor),
         ("return_hidden_states", &body.return_hidden_states),
         ("return_sampling_mask", &body.return_sampling_mask),
-        ("return_routed_experts", &body.return_routed_experts),
     ];
     let given = |v: &Option<Value>| !matches!(v, None | Some(Value::Null | Value::Bool(false)));
     match fields.iter().find(|(_, value)| given(value)) {

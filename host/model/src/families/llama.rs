@@ -2,42 +2,15 @@
 
 use super::{Family, HfConfig};
 use crate::Result;
-use crate::params::ParamKind::*;
-use crate::spec::{Attention, Ffn, LayerSpec, ModelSpec};
+use crate::spec::{Attention, GroupedAttention, LayerSpec, ModelSpec};
 use serde_json::{Value, json};
-use slime_kernels::Heads;
 
 pub(super) static FAMILY: Family = Family {
     model_type: "llama",
     architecture: "LlamaForCausalLM",
-    gguf_architecture: "llama",
-    names: &[
-        (Embedding, &["model.embed_tokens.weight"]),
-        (AttnNorm, &["model.layers.{l}.input_layernorm.weight"]),
-        (
-            Qkv,
-            &[
-                "model.layers.{l}.self_attn.q_proj.weight",
-                "model.layers.{l}.self_attn.k_proj.weight",
-                "model.layers.{l}.self_attn.v_proj.weight",
-            ],
-        ),
-        (AttnOut, &["model.layers.{l}.self_attn.o_proj.weight"]),
-        (
-            FfnNorm,
-            &["model.layers.{l}.post_attention_layernorm.weight"],
-        ),
-        (
-            GateUp,
-            &[
-                "model.layers.{l}.mlp.gate_proj.weight",
-                "model.layers.{l}.mlp.up_proj.weight",
-            ],
-        ),
-        (Down, &["model.layers.{l}.mlp.down_proj.weight"]),
-        (FinalNorm, &["model.norm.weight"]),
-        (Head, &["lm_head.weight"]),
-    ],
+    gguf_architecture: Some("llama"),
+    prefix: "model.",
+    names: &[],
     from_hf,
     tiny,
 };
@@ -45,34 +18,19 @@ pub(super) static FAMILY: Family = Family {
 fn from_hf(c: &HfConfig) -> Result<ModelSpec> {
     c.refuse_common("llama")?;
     c.only("llama", "attention_bias", &[false.into()])?;
-    let hidden = c.count("hidden_size")?;
-    let query = c.count("num_attention_heads")?;
-    let heads = Heads {
-        query,
-        kv: c.count_if_any("num_key_value_heads")?.unwrap_or(query),
-        dim: c.count_if_any("head_dim")?.unwrap_or(hidden / query.max(1)),
-    };
+    let heads = c.heads(None)?;
     let layer = LayerSpec {
-        attn: Attention {
+        attn: Attention::Grouped(GroupedAttention {
             heads,
             qkv_bias: false,
             qk_norm: false,
-        },
-        ffn: Ffn::SwiGlu {
-            hidden: c.count("intermediate_size")?,
-        },
+            gated: false,
+        }),
+        ffn: c.swiglu()?,
+        sandwich: false,
     };
-    Ok(ModelSpec {
-        family: &FAMILY,
-        vocab: c.count("vocab_size")?,
-        hidden,
-        layers: vec![layer; c.count("num_hidden_layers")?],
-        norm_eps: c.number_or("rms_norm_eps", 1e-6)?,
-        rope: c.rope("llama", heads.dim)?,
-        tied: c.flag_or("tie_word_embeddings", false)?,
-        max_positions: c.count_if_any("max_position_embeddings")?.unwrap_or(2048),
-        init_std: c.number_or("initializer_range", 0.02)?,
-    })
+    let layers = vec![layer; c.count("num_hidden_layers")?];
+    c.decoder(&FAMILY, layers, c.rope("llama", heads.dim)?, 2048)
 }
 
 fn tiny() -> Value {

@@ -2,50 +2,15 @@
 
 use super::{Family, HfConfig};
 use crate::Result;
-use crate::params::ParamKind::*;
-use crate::spec::{Attention, Ffn, LayerSpec, ModelSpec};
+use crate::spec::{Attention, GroupedAttention, LayerSpec, ModelSpec};
 use serde_json::{Value, json};
-use slime_kernels::Heads;
 
 pub(super) static FAMILY: Family = Family {
     model_type: "qwen2",
     architecture: "Qwen2ForCausalLM",
-    gguf_architecture: "qwen2",
-    names: &[
-        (Embedding, &["model.embed_tokens.weight"]),
-        (AttnNorm, &["model.layers.{l}.input_layernorm.weight"]),
-        (
-            Qkv,
-            &[
-                "model.layers.{l}.self_attn.q_proj.weight",
-                "model.layers.{l}.self_attn.k_proj.weight",
-                "model.layers.{l}.self_attn.v_proj.weight",
-            ],
-        ),
-        (
-            QkvBias,
-            &[
-                "model.layers.{l}.self_attn.q_proj.bias",
-                "model.layers.{l}.self_attn.k_proj.bias",
-                "model.layers.{l}.self_attn.v_proj.bias",
-            ],
-        ),
-        (AttnOut, &["model.layers.{l}.self_attn.o_proj.weight"]),
-        (
-            FfnNorm,
-            &["model.layers.{l}.post_attention_layernorm.weight"],
-        ),
-        (
-            GateUp,
-            &[
-                "model.layers.{l}.mlp.gate_proj.weight",
-                "model.layers.{l}.mlp.up_proj.weight",
-            ],
-        ),
-        (Down, &["model.layers.{l}.mlp.down_proj.weight"]),
-        (FinalNorm, &["model.norm.weight"]),
-        (Head, &["lm_head.weight"]),
-    ],
+    gguf_architecture: Some("qwen2"),
+    prefix: "model.",
+    names: &[],
     from_hf,
     tiny,
 };
@@ -54,34 +19,19 @@ fn from_hf(c: &HfConfig) -> Result<ModelSpec> {
     c.refuse_common("qwen2")?;
     let num_layers = c.count("num_hidden_layers")?;
     c.refuse_sliding_window("qwen2", num_layers)?;
-    let hidden = c.count("hidden_size")?;
-    let query = c.count("num_attention_heads")?;
-    let heads = Heads {
-        query,
-        kv: c.count_if_any("num_key_value_heads")?.unwrap_or(query),
-        dim: c.count_if_any("head_dim")?.unwrap_or(hidden / query.max(1)),
-    };
+    let heads = c.heads(None)?;
     let layer = LayerSpec {
-        attn: Attention {
+        attn: Attention::Grouped(GroupedAttention {
             heads,
             qkv_bias: true,
             qk_norm: false,
-        },
-        ffn: Ffn::SwiGlu {
-            hidden: c.count("intermediate_size")?,
-        },
+            gated: false,
+        }),
+        ffn: c.swiglu()?,
+        sandwich: false,
     };
-    Ok(ModelSpec {
-        family: &FAMILY,
-        vocab: c.count("vocab_size")?,
-        hidden,
-        layers: vec![layer; num_layers],
-        norm_eps: c.number_or("rms_norm_eps", 1e-6)?,
-        rope: c.rope("qwen2", heads.dim)?,
-        tied: c.flag_or("tie_word_embeddings", false)?,
-        max_positions: c.count_if_any("max_position_embeddings")?.unwrap_or(32_768),
-        init_std: c.number_or("initializer_range", 0.02)?,
-    })
+    let rope = c.rope("qwen2", heads.dim)?;
+    c.decoder(&FAMILY, vec![layer; num_layers], rope, 32_768)
 }
 
 fn tiny() -> Value {

@@ -33,9 +33,10 @@ impl Metadata {
             .ok_or_else(|| self.missing("general.architecture"))?;
         let family = families::ALL
             .iter()
-            .find(|f| f.gguf_architecture == architecture)
+            .find(|f| f.gguf_architecture == Some(architecture))
             .ok_or_else(|| {
-                let supported = families::ALL.map(|f| f.gguf_architecture).join(", ");
+                let known = families::ALL.iter().filter_map(|f| f.gguf_architecture);
+                let supported = known.collect::<Vec<_>>().join(", ");
                 Error::UnknownFamily {
                     file: self.file.clone(),
                     found: architecture.into(),

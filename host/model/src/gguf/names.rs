@@ -25,6 +25,8 @@ pub(super) fn of(param: &ParamSpec, part: usize) -> String {
         FfnNorm => "ffn_norm.weight".into(),
         GateUp => format!("{}.weight", ["ffn_gate", "ffn_up"][part]),
         Down => "ffn_down.weight".to_string(),
+        // No family that has them is imported from GGUF.
+        other => format!("{other:?}"),
     };
     format!("blk.{}.{name}", param.layer.unwrap_or_default())
 }
@@ -32,10 +34,10 @@ pub(super) fn of(param: &ParamSpec, part: usize) -> String {
 /// How many heads of rows were permuted, if any: llama.cpp rotates neighbours `(2 i, 2 i + 1)` for the architecture
 /// `llama`, so its converter moves the rows of q and k that HF rotates as `(i, i + dim / 2)`.
 pub(super) fn permuted_heads(spec: &ModelSpec, param: &ParamSpec, part: usize) -> Option<usize> {
-    if spec.family.gguf_architecture != "llama" || param.kind != ParamKind::Qkv {
+    if spec.family.gguf_architecture != Some("llama") || param.kind != ParamKind::Qkv {
         return None;
     }
-    let heads = spec.layers[param.layer?].attn.heads;
+    let heads = spec.layers[param.layer?].attn.grouped()?.heads;
     [Some(heads.query), Some(heads.kv), None][part]
 }
 

@@ -4,7 +4,7 @@
 //! the old model or the new one, and a full disk leaves the old one.
 
 use super::weights::INDEX;
-use super::{Dtype, ModelFiles};
+use super::{Dtype, ModelFiles, Weights};
 use crate::params::{ParamSpec, Part, params};
 use crate::spec::ModelSpec;
 use crate::{Error, Result};
@@ -18,7 +18,8 @@ use std::path::{Path, PathBuf};
 pub const DEFAULT_SHARD_BYTES: u64 = 5_000_000_000;
 
 /// Write a whole model directory: `files` (with the dtype in `config.json` brought up to date) and the weights that
-/// `read` gives, one parameter at a time and in canonical order. A model directory already there is replaced.
+/// `read` gives, one parameter at a time and in canonical order. Tensors that the model's own directory keeps and the
+/// network does not use are copied byte for byte. A model directory already there is replaced.
 ///
 /// # Errors
 /// The target holds something that is not a model's, a number does not fit `dtype`, the disk fails, or `read` does.
@@ -38,11 +39,12 @@ pub fn save_dir<E: From<Error>>(
             staging.write(name, bytes)?;
         }
     }
-    let shards = Shards::plan(spec, dtype, shard_bytes);
+    let carried = files.carried_weights(spec)?;
+    let shards = Shards::plan(spec, dtype, shard_bytes, carried.as_ref())?;
     if shards.files.len() > 1 {
         staging.write(INDEX, format!("{:#}\n", shards.index()).as_bytes())?;
     }
-    shards.write(&staging, spec, read)?;
+    shards.write(&staging, spec, carried.as_ref(), read)?;
     Ok(staging.publish()?)
 }
 
@@ -58,7 +60,7 @@ pub fn save_weights<E: From<Error>>(
     read: impl FnMut(&ParamSpec) -> Result<Vec<f32>, E>,
 ) -> Result<(), E> {
     let staging = Staging::new(dir)?;
-    Shards::plan(spec, dtype, shard_bytes).write(&staging, spec, read)?;
+    Shards::plan(spec, dtype, shard_bytes, None)?.write(&staging, spec, None, read)?;
     Ok(staging.publish()?)
 }
 
@@ -106,19 +108,52 @@ struct Place {
     offset: u64,
 }
 
+/// A tensor to be written.
+struct Entry {
+    name: String,
+    dtype: String,
+    shape: Vec<usize>,
+    num_bytes: u64,
+}
+
 impl Shards {
-    /// Tensors fill shards in the model's order; inside a file they lie by name, as HF's writer puts them.
-    fn plan(spec: &ModelSpec, dtype: Dtype, shard_bytes: u64) -> Self {
-        let mut groups: Vec<Vec<Part>> = vec![Vec::new()];
+    /// Tensors fill shards in the model's order, those that are only kept at the end; inside a file they lie by name,
+    /// as HF's writer puts them.
+    fn plan(
+        spec: &ModelSpec,
+        dtype: Dtype,
+        shard_bytes: u64,
+        carried: Option<&Weights>,
+    ) -> Result<Self> {
+        let own = params(spec).into_iter().flat_map(|param| {
+            let dtype = dtype_of(&param, dtype);
+            let entry = move |part: Part| Entry {
+                num_bytes: (part.len() * dtype.bytes()) as u64,
+                name: part.name,
+                dtype: dtype.safetensors_name().into(),
+                shape: part.shape,
+            };
+            param.parts.into_iter().map(entry)
+        });
+        let mut entries: Vec<Entry> = own.collect();
+        for (name, dtype, shape) in carried.map(|w| w.carried(spec)).unwrap_or_default() {
+            let num_bytes = carried.map_or(Ok(0), |w| w.num_bytes(&name))?;
+            entries.push(Entry {
+                name,
+                dtype,
+                shape,
+                num_bytes,
+            });
+        }
+        let mut groups: Vec<Vec<Entry>> = vec![Vec::new()];
         let mut filled = 0;
-        for part in params(spec).into_iter().flat_map(|p| p.parts) {
-            let bytes = (part.len() * dtype.bytes()) as u64;
-            if filled > 0 && filled + bytes > shard_bytes {
+        for entry in entries {
+            if filled > 0 && filled + entry.num_bytes > shard_bytes {
                 groups.push(Vec::new());
                 filled = 0;
             }
-            filled += bytes;
-            groups.last_mut().expect("never empty").push(part);
+            filled += entry.num_bytes;
+            groups.last_mut().expect("never empty").push(entry);
         }
         let mut shards = Self {
             dtype,
@@ -127,24 +162,18 @@ impl Shards {
             places: BTreeMap::new(),
         };
         let total = groups.len();
-        for (shard, mut parts) in groups.into_iter().enumerate() {
-            parts.sort_by(|a, b| a.name.cmp(&b.name));
+        for (shard, mut entries) in groups.into_iter().enumerate() {
+            entries.sort_by(|a, b| a.name.cmp(&b.name));
             let mut header = Map::from_iter([("__metadata__".into(), json!({"format": "pt"}))]);
-            let mut start = 0u64;
-            for part in &parts {
-                let end = start + (part.len() * dtype.bytes()) as u64;
-                let entry = json!({"dtype": dtype.safetensors_name(), "shape": part.shape, "data_offsets": [start, end]});
-                header.insert(part.name.clone(), entry);
-                shards.places.insert(
-                    part.name.clone(),
-                    Place {
-                        shard,
-                        offset: start,
-                    },
-                );
-                start = end;
+            let mut offset = 0u64;
+            for entry in entries {
+                let end = offset + entry.num_bytes;
+                let value = json!({"dtype": entry.dtype, "shape": entry.shape, "data_offsets": [offset, end]});
+                header.insert(entry.name.clone(), value);
+                shards.places.insert(entry.name, Place { shard, offset });
+                offset = end;
             }
-            shards.total_bytes += start;
+            shards.total_bytes += offset;
             let mut header = Value::Object(header).to_string().into_bytes();
             header.resize(header.len().next_multiple_of(8), b' ');
             let name = match total {
@@ -161,7 +190,7 @@ impl Shards {
         for place in shards.places.values_mut() {
             place.offset += shards.files[place.shard].header.len() as u64;
         }
-        shards
+        Ok(shards)
     }
 
     fn index(&self) -> Value {
@@ -177,6 +206,7 @@ impl Shards {
         &self,
         staging: &Staging,
         spec: &ModelSpec,
+        carried: Option<&Weights>,
         mut read: impl FnMut(&ParamSpec) -> Result<Vec<f32>, E>,
     ) -> Result<(), E> {
         let mut open = Vec::with_capacity(self.files.len());
@@ -202,23 +232,42 @@ impl Shards {
                 let (numbers, after) = rest.split_at(part.len());
                 rest = after;
                 bytes.clear();
-                self.dtype.encode(numbers, &mut bytes).map_err(|x| {
+                let dtype = dtype_of(&param, self.dtype);
+                dtype.encode(numbers, &mut bytes).map_err(|x| {
                     Error::Input(format!(
-                        "{}: {x} does not fit {:?}; save as bf16 or f32",
-                        part.name, self.dtype
+                        "{}: {x} does not fit {dtype:?}; save as bf16 or f32",
+                        part.name
                     ))
                 })?;
-                let place = self.places[&part.name];
-                let (file, path) = &mut open[place.shard];
-                file.seek(SeekFrom::Start(place.offset))
-                    .map_err(Error::io(&*path))?;
-                file.write_all(&bytes).map_err(Error::io(&*path))?;
+                self.put(&mut open, &part.name, &bytes)?;
+            }
+        }
+        if let Some(weights) = carried {
+            for (name, ..) in weights.carried(spec) {
+                self.put(&mut open, &name, &weights.bytes_of(&name)?)?;
             }
         }
         for (file, path) in open {
             file.sync_all().map_err(Error::io(path))?;
         }
         Ok(())
+    }
+
+    fn put(&self, open: &mut [(File, PathBuf)], name: &str, bytes: &[u8]) -> Result<()> {
+        let place = self.places[name];
+        let (file, path) = &mut open[place.shard];
+        file.seek(SeekFrom::Start(place.offset))
+            .map_err(Error::io(&*path))?;
+        file.write_all(bytes).map_err(Error::io(&*path))
+    }
+}
+
+/// What a parameter is stored as in a model of `dtype`.
+fn dtype_of(param: &ParamSpec, dtype: Dtype) -> Dtype {
+    if param.kind.is_f32() {
+        Dtype::F32
+    } else {
+        dtype
     }
 }
 

@@ -8,12 +8,14 @@ use crate::spec::ModelSpec;
 use crate::{Error, Result};
 use serde_json::Value;
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// A model's files beside its weights.
 #[derive(Clone, Debug, Default)]
 pub struct ModelFiles {
     origin: String,
+    /// The directory they were read from, whose weights may hold tensors that an export has to keep.
+    dir: Option<PathBuf>,
     files: BTreeMap<String, Vec<u8>>,
 }
 
@@ -38,6 +40,7 @@ impl ModelFiles {
     pub fn new(origin: impl Into<String>) -> Self {
         Self {
             origin: origin.into(),
+            dir: None,
             files: BTreeMap::new(),
         }
     }
@@ -53,6 +56,7 @@ impl ModelFiles {
             return Err(Error::file(dir, detail));
         }
         let mut files = Self::new(dir.display().to_string());
+        files.dir = Some(dir.to_owned());
         for name in Self::NAMES {
             let path = dir.join(name);
             match std::fs::read(&path) {
@@ -67,6 +71,17 @@ impl ModelFiles {
     /// Where they came from.
     pub fn origin(&self) -> &str {
         &self.origin
+    }
+
+    /// The weights of the directory they were read from, where `spec` keeps tensors of it that it does not use.
+    ///
+    /// # Errors
+    /// The weights cannot be opened any more.
+    pub(super) fn carried_weights(&self, spec: &ModelSpec) -> Result<Option<Weights>> {
+        match &self.dir {
+            Some(dir) if !spec.carried.is_empty() => Weights::open(dir).map(Some),
+            _ => Ok(None),
+        }
     }
 
     /// Add or replace a file.

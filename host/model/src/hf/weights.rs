@@ -105,6 +105,35 @@ impl Weights {
         Ok(())
     }
 
+    /// Name, dtype as safetensors writes it, and shape of every tensor that `spec` keeps and does not use, by name.
+    pub fn carried(&self, spec: &ModelSpec) -> Vec<(String, String, Vec<usize>)> {
+        self.tensors
+            .iter()
+            .filter(|(name, _)| spec.carries(name))
+            .map(|(name, stored)| (name.clone(), stored.dtype.clone(), stored.shape.clone()))
+            .collect()
+    }
+
+    /// Bytes of a tensor.
+    pub(super) fn num_bytes(&self, name: &str) -> Result<u64> {
+        Ok(self.stored(name)?.num_bytes)
+    }
+
+    fn stored(&self, name: &str) -> Result<&Stored> {
+        self.tensors.get(name).ok_or_else(|| Error::Weights {
+            dir: self.dir.clone(),
+            problems: vec![format!("{name} is missing")],
+        })
+    }
+
+    /// A tensor's bytes as they are stored.
+    ///
+    /// # Errors
+    /// There is no such tensor, or it cannot be read.
+    pub fn bytes_of(&self, name: &str) -> Result<Vec<u8>> {
+        self.read(self.stored(name)?, &mut BTreeMap::new())
+    }
+
     fn check(&self, spec: &ModelSpec, params: &[ParamSpec]) -> Result<()> {
         let mut problems = Vec::new();
         let wanted: BTreeMap<&str, &Part> = params
@@ -128,10 +157,13 @@ impl Weights {
         }
         for (name, found) in &self.tensors {
             // Old exports carry the rotary frequencies, which follow from the configuration.
-            if wanted.contains_key(name.as_str()) || name.ends_with(".rotary_emb.inv_freq") {
+            if wanted.contains_key(name.as_str())
+                || name.ends_with(".rotary_emb.inv_freq")
+                || spec.carries(name)
+            {
                 continue;
             }
-            if spec.tied && spec.family.names(ParamKind::Head).contains(&name.as_str()) {
+            if spec.tied && spec.family.names(ParamKind::Head).contains(name) {
                 problems.extend(self.check_tied_head(name, spec)?);
             } else {
                 problems.push(format!(
@@ -152,7 +184,8 @@ impl Weights {
 
     /// A stored head beside tied embeddings is redundant, and harmless only if it is the embedding.
     fn check_tied_head(&self, head: &str, spec: &ModelSpec) -> Result<Option<String>> {
-        let embedding = spec.family.names(ParamKind::Embedding)[0];
+        let names = spec.family.names(ParamKind::Embedding);
+        let embedding = &names[0];
         let (Some(a), Some(b)) = (self.tensors.get(head), self.tensors.get(embedding)) else {
             return Ok(None);
         };

@@ -1,43 +1,56 @@
-//! Grouped-query attention: norm, qkv, per-head norm and rotation, causal attention, output.
+//! The first half of a block: norm, a core that lets tokens look at each other, output projection.
 //!
-//! Positions and sequences come with the pass; whether keys and values lie in packed rows (training) or in a
-//! paged cache (serving) is the only difference between [`Attention::forward`] and [`Attention::infer_paged`].
+//! The cores are [`Grouped`] queries over keys and values, [`Latent`] attention over compressed ones, and the memory of a
+//! [`DeltaNet`]; each says what it keeps and what it caches. Positions and sequences come with the pass; whether keys and values lie in
+//! packed rows (training) or in a paged cache (serving) is the only difference between [`Attention::forward`] and
+//! [`Attention::infer_paged`].
 
-use super::{Gradients, Linear, Norm, ParamId, Pass, Rows, Stream};
-use slime_kernels::{Heads, Norms, Ops, PagedSequence, Result, Sequences};
+use super::norm::{PostNorm, SavedPost};
+use super::{
+    DeltaNet, Gradients, Grouped, Latent, Linear, Norm, Pass, Rows, SavedDelta, SavedGrouped,
+    SavedLatent, Stream,
+};
+use crate::cache::Cache;
+use slime_kernels::{Ops, PagedSequence, Result, Sequences};
 
-/// RMSNorm of each head's queries and keys, before rotation.
-#[derive(Clone, Debug)]
-pub struct QkNorm {
-    /// `[1, dim]`.
-    pub query: ParamId,
-    /// `[1, dim]`.
-    pub key: ParamId,
-    /// Added to the mean square.
-    pub eps: f64,
-}
-
-/// Norm, projections and attention of one block.
+/// Norm, core and output projection of one block.
 #[derive(Clone, Debug)]
 pub struct Attention {
     /// Norm of the stream before it.
     pub norm: Norm,
-    /// Head counts and width.
-    pub heads: Heads,
-    /// Of the scores; `1 / √dim` for every family so far.
-    pub scale: f64,
-    /// `[(query + 2 kv) × dim, hidden]`: rows of all queries, keys, values.
-    pub qkv: Linear,
-    /// Per-head norms, where the family has them.
-    pub qk_norm: Option<QkNorm>,
-    /// `[hidden, query × dim]`.
+    /// How tokens look at each other.
+    pub core: Core,
+    /// `[hidden, width of the core]`.
     pub out: Linear,
+    /// Norm of what is added to the stream, where the family has one.
+    pub post: Option<PostNorm>,
+}
+
+/// How tokens look at each other: normed rows `[tokens, hidden]` in, rows for the output projection out.
+#[derive(Clone, Debug)]
+pub enum Core {
+    /// Query heads in groups that share a key and value head.
+    Grouped(Grouped),
+    /// Keys and values from one compressed row a token.
+    Latent(Latent),
+    /// A memory of fixed size.
+    Delta(DeltaNet),
+}
+
+/// What a core keeps for its backward.
+pub enum SavedCore<O: Ops> {
+    /// Of [`Grouped`].
+    Grouped(SavedGrouped<O>),
+    /// Of [`Latent`].
+    Latent(SavedLatent<O>),
+    /// Of [`DeltaNet`].
+    Delta(SavedDelta<O>),
 }
 
 /// Where the keys and values of served rows go and come from.
 pub struct Paged<'a, O: Ops> {
     /// The cache of every layer.
-    pub cache: &'a mut O::KvCache,
+    pub cache: &'a mut Cache<O>,
     /// This layer's number.
     pub layer: usize,
     /// `block × block_tokens + offset` of each row.
@@ -54,63 +67,48 @@ pub struct SavedAttention<O: Ops> {
     stat: O::Float,
     /// Normed rows.
     normed: Option<O::Tensor>,
-    /// Packed rows before norm and rotation; kept only where per-head norms need them.
-    qkv: Option<O::Tensor>,
-    /// `1 / rms` of each head, with per-head norms.
-    qk_stat: Option<O::Float>,
-    /// Packed rows after norm and rotation.
-    rotated: Option<O::Tensor>,
-    /// `[tokens, query × dim]`.
-    out: O::Tensor,
-    /// `[query, tokens]`.
-    lse: O::Float,
-    /// Rows of `out` that were wanted, if not all.
-    wanted: Option<O::Tensor>,
+    /// What the core keeps.
+    core: SavedCore<O>,
+    /// The wanted rows of what the core gave.
+    projected: O::Tensor,
+    /// With a norm after the projection.
+    post: Option<SavedPost<O>>,
+}
+
+/// The stream after, and what the backward of the end needs.
+struct Finished<O: Ops> {
+    stream: Stream<O>,
+    projected: O::Tensor,
+    post: Option<SavedPost<O>>,
 }
 
 impl Attention {
-    fn norms<'a, O: Ops>(&self, pass: Pass<'a, O>) -> Option<Norms<'a, O>> {
-        self.qk_norm.as_ref().map(|norm| Norms {
-            query: pass.weights.get(norm.query),
-            key: pass.weights.get(norm.key),
-            eps: norm.eps,
-        })
-    }
-
-    fn rotate<O: Ops>(
-        &self,
-        qkv: &O::Tensor,
-        pass: Pass<'_, O>,
-    ) -> Result<(O::Tensor, Option<O::Float>)> {
-        pass.ops
-            .qk_norm_rope(qkv, self.heads, pass.positions, pass.rope, self.norms(pass))
-    }
-
     /// Output projection of the wanted rows, and the stream cut to them.
     fn finish<O: Ops>(
         &self,
         sum: &O::Tensor,
-        out: &O::Tensor,
+        out: O::Tensor,
         rows: Option<&Rows<O>>,
         pass: Pass<'_, O>,
-    ) -> Result<(Stream<O>, Option<O::Tensor>)> {
-        let (base, wanted) = match rows {
-            Some(rows) => {
-                let base = pass.ops.gather_rows(sum, &rows.ids)?;
-                (base, Some(pass.ops.gather_rows(out, &rows.ids)?))
-            }
-            None => (sum.clone(), None),
+    ) -> Result<Finished<O>> {
+        let (base, projected) = match rows {
+            Some(rows) => (
+                pass.ops.gather_rows(sum, &rows.ids)?,
+                pass.ops.gather_rows(&out, &rows.ids)?,
+            ),
+            None => (sum.clone(), out),
         };
-        let delta = self
-            .out
-            .forward(wanted.as_ref().unwrap_or(out), pass.ops, pass.weights)?;
-        Ok((
-            Stream {
+        let delta = self.out.forward(&projected, pass.ops, pass.weights)?;
+        let delta = pass.peers.leave(delta)?;
+        let (delta, post) = PostNorm::apply(self.post.as_ref(), delta, pass)?;
+        Ok(Finished {
+            stream: Stream {
                 base,
-                delta: Some(pass.peers.leave(delta)?),
+                delta: Some(delta),
             },
-            wanted,
-        ))
+            projected,
+            post,
+        })
     }
 
     /// The stream before → the stream after, cut to `rows` where given.
@@ -127,26 +125,31 @@ impl Attention {
     ) -> Result<(Stream<O>, SavedAttention<O>)> {
         let x = self.norm.forward(stream, pass.ops, pass.weights)?;
         let input = pass.peers.enter(&x.out)?;
-        let qkv = self.qkv.forward(&input, pass.ops, pass.weights)?;
+        let (out, core) = match &self.core {
+            Core::Grouped(core) => {
+                let (out, saved) = core.forward(&input, sequences, pass, keep_all)?;
+                (out, SavedCore::Grouped(saved))
+            }
+            Core::Latent(core) => {
+                let (out, saved) = core.forward(&input, sequences, pass, keep_all)?;
+                (out, SavedCore::Latent(saved))
+            }
+            Core::Delta(core) => {
+                let (out, saved) = core.forward(&input, sequences, pass)?;
+                (out, SavedCore::Delta(saved))
+            }
+        };
         drop(input);
-        let (rotated, qk_stat) = self.rotate(&qkv, pass)?;
-        let (peers, heads) = (pass.peers, self.heads);
-        let (out, lse) = peers.attention(pass.ops, &rotated, heads, sequences, self.scale)?;
-        let (next, wanted) = self.finish(&x.sum, &out, rows, pass)?;
-        let normed_heads = self.qk_norm.is_some();
+        let end = self.finish(&x.sum, out, rows, pass)?;
         let saved = SavedAttention {
             sum: x.sum,
             stat: x.stat,
             normed: keep_all.then_some(x.out),
-            // Rotation alone can be undone without the rows before it, so only norms keep them.
-            qkv: normed_heads.then_some(qkv),
-            qk_stat,
-            rotated: (keep_all || !normed_heads).then_some(rotated),
-            out,
-            lse,
-            wanted,
+            core,
+            projected: end.projected,
+            post: end.post,
         };
-        Ok((next, saved))
+        Ok((end.stream, saved))
     }
 
     /// The same without keeping anything.
@@ -162,12 +165,12 @@ impl Attention {
     ) -> Result<Stream<O>> {
         let x = self.norm.forward(stream, pass.ops, pass.weights)?;
         let input = pass.peers.enter(&x.out)?;
-        let qkv = self.qkv.forward(&input, pass.ops, pass.weights)?;
-        drop(input);
-        let (rotated, _) = self.rotate(&qkv, pass)?;
-        let (peers, heads) = (pass.peers, self.heads);
-        let (out, _) = peers.attention(pass.ops, &rotated, heads, sequences, self.scale)?;
-        Ok(self.finish(&x.sum, &out, rows, pass)?.0)
+        let out = match &self.core {
+            Core::Grouped(core) => core.infer(&input, sequences, pass)?,
+            Core::Latent(core) => core.infer(&input, sequences, pass)?,
+            Core::Delta(core) => core.forward(&input, sequences, pass)?.0,
+        };
+        Ok(self.finish(&x.sum, out, rows, pass)?.stream)
     }
 
     /// The same through a paged cache, into which the rows' keys and values are written first.
@@ -183,20 +186,12 @@ impl Attention {
     ) -> Result<Stream<O>> {
         let x = self.norm.forward(stream, pass.ops, pass.weights)?;
         let input = pass.peers.enter(&x.out)?;
-        let qkv = self.qkv.forward(&input, pass.ops, pass.weights)?;
-        drop(input);
-        let (rotated, _) = self.rotate(&qkv, pass)?;
-        let Paged {
-            cache,
-            layer,
-            slots,
-            sequences,
-        } = paged;
-        pass.ops
-            .kv_write(cache, layer, &rotated, self.heads, slots)?;
-        let (ops, heads) = (pass.ops, self.heads);
-        let out = ops.attention_paged(cache, layer, &rotated, heads, sequences, self.scale)?;
-        Ok(self.finish(&x.sum, &out, rows, pass)?.0)
+        let out = match &self.core {
+            Core::Grouped(core) => core.infer_paged(&input, paged, pass)?,
+            Core::Latent(core) => core.infer_paged(&input, paged, pass)?,
+            Core::Delta(core) => core.infer_paged(&input, paged, pass)?,
+        };
+        Ok(self.finish(&x.sum, out, rows, pass)?.stream)
     }
 
     /// `dstream: [rows, hidden]`, the gradient of the stream after → that of the stream before,
@@ -214,10 +209,12 @@ impl Attention {
         grads: &mut Gradients<O>,
     ) -> Result<O::Tensor> {
         let (ops, weights) = (pass.ops, pass.weights);
-        let projected = saved.wanted.as_ref().unwrap_or(&saved.out);
-        let dy = pass.peers.leave_backward(&dstream)?;
-        let dout = self.out.backward(&dy, projected, ops, weights, grads)?;
-        drop(dy);
+        let ddelta = PostNorm::backward(self.post.as_ref(), &dstream, saved.post, pass, grads)?;
+        let ddelta = pass.peers.leave_backward(&ddelta)?;
+        let dout = self
+            .out
+            .backward(&ddelta, &saved.projected, ops, weights, grads)?;
+        drop((ddelta, saved.projected));
         let (dout, dstream) = match rows {
             Some(rows) => (
                 ops.scatter_rows(&dout, &rows.ids, rows.of)?,
@@ -225,48 +222,26 @@ impl Attention {
             ),
             None => (dout, dstream),
         };
-        let rotated = match (saved.rotated, &saved.qkv) {
-            (Some(rotated), _) => rotated,
-            (None, Some(qkv)) => self.rotate(qkv, pass)?.0,
-            (None, None) => unreachable!("forward keeps rows before or after rotation"),
+        let (sum, kept) = (&saved.sum, saved.normed);
+        // Rebuilt only when it is needed, after the attention's own memory is free again.
+        let normed = || match kept {
+            Some(normed) => pass.peers.enter(&normed),
+            None => pass.peers.enter(&self.norm.again(sum, ops, weights)?),
         };
-        let drotated = pass.peers.attention_backward(
-            ops, &dout, &rotated, &saved.out, &saved.lse, self.heads, sequences, self.scale,
-        )?;
-        drop((dout, rotated, saved.out, saved.lse));
-        let norms = match (self.norms(pass), &saved.qkv, &saved.qk_stat) {
-            (Some(norms), Some(qkv), Some(stat)) => Some((norms, qkv, stat)),
-            _ => None,
+        let dy = match (&self.core, saved.core) {
+            (Core::Grouped(core), SavedCore::Grouped(saved)) => {
+                core.backward(dout, normed, saved, sequences, pass, grads)?
+            }
+            (Core::Latent(core), SavedCore::Latent(saved)) => {
+                core.backward(dout, normed, saved, sequences, pass, grads)?
+            }
+            (Core::Delta(core), SavedCore::Delta(saved)) => {
+                core.backward(dout, normed, saved, sequences, pass, grads)?
+            }
+            _ => unreachable!("a core's backward takes what its own forward kept"),
         };
-        let dnorms = self
-            .qk_norm
-            .as_ref()
-            .map(|norm| grads.pair(norm.query, norm.key));
-        let dqkv = ops.qk_norm_rope_backward(
-            &drotated,
-            self.heads,
-            pass.positions,
-            pass.rope,
-            norms,
-            dnorms,
-        )?;
-        drop((drotated, saved.qkv));
-        let normed = match saved.normed {
-            Some(normed) => normed,
-            None => self.norm.again(&saved.sum, ops, weights)?,
-        };
-        let input = pass.peers.enter(&normed)?;
-        let dy = self.qkv.backward(&dqkv, &input, ops, weights, grads)?;
-        drop((dqkv, normed, input));
         let dy = pass.peers.enter_backward(dy)?;
-        self.norm.backward(
-            &dy,
-            &saved.sum,
-            &saved.stat,
-            Some(&dstream),
-            ops,
-            weights,
-            grads,
-        )
+        self.norm
+            .backward(&dy, sum, &saved.stat, Some(&dstream), ops, weights, grads)
     }
 }

@@ -1,17 +1,46 @@
-//! The gated MLP: `down(silu(gate x) · up x)`, gate and up as one matrix.
+//! The second half of a block: norm, then a feed-forward body for each row alone.
+//!
+//! The body is the gated MLP, `down(silu(gate x) · up x)` with gate and up as one matrix, or a [`Moe`].
 
-use super::{Gradients, Linear, Norm, Pass, Stream};
+use super::norm::{PostNorm, SavedPost};
+use super::{Gradients, Linear, Moe, Norm, Pass, SavedMoe, Stream, Weights};
 use slime_kernels::{Ops, Result};
 
-/// Norm, gate and up, SwiGLU, down.
+/// Norm and body of one block.
 #[derive(Clone, Debug)]
 pub struct Mlp {
     /// Norm of the stream before it.
     pub norm: Norm,
+    /// What happens to a row.
+    pub body: Body,
+    /// Norm of what is added to the stream, where the family has one.
+    pub post: Option<PostNorm>,
+}
+
+/// What happens to a row.
+#[derive(Clone, Debug)]
+pub enum Body {
+    /// One gated MLP.
+    Gated(Gated),
+    /// A choice among many.
+    Moe(Moe),
+}
+
+/// `down(silu(gate x) · up x)`.
+#[derive(Clone, Debug)]
+pub struct Gated {
     /// `[2 × intermediate, hidden]`: rows of gate, then rows of up.
     pub gate_up: Linear,
     /// `[hidden, intermediate]`.
     pub down: Linear,
+}
+
+/// What a gated MLP keeps for its backward.
+pub struct SavedGated<O: Ops> {
+    /// `[rows, 2 × intermediate]`.
+    gate_up: O::Tensor,
+    /// `[rows, intermediate]`; rebuilt where it is `None`.
+    activated: Option<O::Tensor>,
 }
 
 /// What the MLP keeps for its backward. What is `None` is rebuilt.
@@ -22,30 +51,107 @@ pub struct SavedMlp<O: Ops> {
     stat: O::Float,
     /// Normed rows.
     normed: Option<O::Tensor>,
-    /// `[rows, 2 × intermediate]`.
-    gate_up: O::Tensor,
-    /// `[rows, intermediate]`.
-    activated: Option<O::Tensor>,
+    /// What the body keeps.
+    body: SavedBody<O>,
+    /// With a norm after the body.
+    post: Option<SavedPost<O>>,
 }
 
-impl Mlp {
+/// What a body keeps.
+enum SavedBody<O: Ops> {
+    Gated(SavedGated<O>),
+    Moe(SavedMoe<O>),
+}
+
+impl Gated {
     /// Everything up to the activation, kept for the backward.
     ///
     /// # Errors
     /// The device failed.
-    pub fn keep<O: Ops>(&self, stream: Stream<O>, pass: Pass<'_, O>) -> Result<SavedMlp<O>> {
-        let (ops, weights) = (pass.ops, pass.weights);
-        let x = self.norm.forward(stream, ops, weights)?;
-        let rows = pass.peers.enter(&x.out)?;
-        let gate_up = self.gate_up.forward(&rows, ops, weights)?;
+    pub fn keep<O: Ops>(
+        &self,
+        x: &O::Tensor,
+        ops: &O,
+        weights: &Weights<O>,
+    ) -> Result<SavedGated<O>> {
+        let gate_up = self.gate_up.forward(x, ops, weights)?;
         let activated = Some(ops.swiglu(&gate_up)?);
-        Ok(SavedMlp {
-            sum: x.sum,
-            stat: x.stat,
-            normed: Some(x.out),
-            gate_up,
-            activated,
-        })
+        Ok(SavedGated { gate_up, activated })
+    }
+
+    /// `x: [rows, hidden]` → the same shape.
+    ///
+    /// # Errors
+    /// The device failed.
+    pub fn forward<O: Ops>(
+        &self,
+        x: &O::Tensor,
+        ops: &O,
+        weights: &Weights<O>,
+        keep_all: bool,
+    ) -> Result<(O::Tensor, SavedGated<O>)> {
+        let mut saved = self.keep(x, ops, weights)?;
+        let activated = saved.activated.take().expect("keep made it");
+        let y = self.down.forward(&activated, ops, weights)?;
+        saved.activated = keep_all.then_some(activated);
+        Ok((y, saved))
+    }
+
+    /// The same without keeping anything.
+    ///
+    /// # Errors
+    /// The device failed.
+    pub fn infer<O: Ops>(&self, x: &O::Tensor, ops: &O, weights: &Weights<O>) -> Result<O::Tensor> {
+        let gate_up = self.gate_up.forward(x, ops, weights)?;
+        self.down.forward(&ops.swiglu(&gate_up)?, ops, weights)
+    }
+
+    /// `dy` → `dx`. `x` is what forward took, asked for when it is needed.
+    ///
+    /// # Errors
+    /// The device failed.
+    pub fn backward<O: Ops>(
+        &self,
+        dy: &O::Tensor,
+        x: impl FnOnce() -> Result<O::Tensor>,
+        saved: SavedGated<O>,
+        ops: &O,
+        weights: &Weights<O>,
+        grads: &mut Gradients<O>,
+    ) -> Result<O::Tensor> {
+        let activated = match saved.activated {
+            Some(activated) => activated,
+            None => ops.swiglu(&saved.gate_up)?,
+        };
+        let da = self.down.backward(dy, &activated, ops, weights, grads)?;
+        drop(activated);
+        let dgate_up = ops.swiglu_backward(&da, &saved.gate_up)?;
+        drop((da, saved.gate_up));
+        self.gate_up.backward(&dgate_up, &x()?, ops, weights, grads)
+    }
+}
+
+impl Mlp {
+    /// What the backward needs, everything kept. Of a gated MLP without a norm behind it, the last product is spared.
+    ///
+    /// # Errors
+    /// The device failed.
+    pub fn keep<O: Ops>(&self, stream: Stream<O>, pass: Pass<'_, O>) -> Result<SavedMlp<O>> {
+        match (&self.body, &self.post) {
+            (Body::Gated(gated), None) => {
+                let x = self.norm.forward(stream, pass.ops, pass.weights)?;
+                let rows = pass.peers.enter(&x.out)?;
+                let body = SavedBody::Gated(gated.keep(&rows, pass.ops, pass.weights)?);
+                Ok(SavedMlp {
+                    sum: x.sum,
+                    stat: x.stat,
+                    normed: Some(x.out),
+                    body,
+                    post: None,
+                })
+            }
+            _ => Ok(self.forward(stream, pass, true)?.1),
+        }
     }
 
     /// The stream before → the stream after. Without `keep_all`, what is elementwise is left to be rebuilt.
@@ -58,20 +164,31 @@ impl Mlp {
         pass: Pass<'_, O>,
         keep_all: bool,
     ) -> Result<(Stream<O>, SavedMlp<O>)> {
-        let mut saved = self.keep(stream, pass)?;
-        let activated = saved
-            .activated
-            .as_ref()
-            .expect("keep computes the activation");
-        let delta = self.down.forward(activated, pass.ops, pass.weights)?;
+        let x = self.norm.forward(stream, pass.ops, pass.weights)?;
+        let rows = pass.peers.enter(&x.out)?;
+        let (delta, body) = match &self.body {
+            Body::Gated(gated) => {
+                let (y, saved) = gated.forward(&rows, pass.ops, pass.weights, keep_all)?;
+                (y, SavedBody::Gated(saved))
+            }
+            Body::Moe(moe) => {
+                let (y, saved) = moe.forward(&rows, pass, keep_all)?;
+                (y, SavedBody::Moe(saved))
+            }
+        };
+        drop(rows);
         let delta = pass.peers.leave(delta)?;
-        if !keep_all {
-            saved.normed = None;
-            saved.activated = None;
-        }
+        let (delta, post) = PostNorm::apply(self.post.as_ref(), delta, pass)?;
+        let saved = SavedMlp {
+            sum: x.sum.clone(),
+            stat: x.stat,
+            normed: keep_all.then_some(x.out),
+            body,
+            post,
+        };
         Ok((
             Stream {
-                base: saved.sum.clone(),
+                base: x.sum,
                 delta: Some(delta),
             },
             saved,
@@ -83,14 +200,17 @@ impl Mlp {
     /// # Errors
     /// The device failed.
     pub fn infer<O: Ops>(&self, stream: Stream<O>, pass: Pass<'_, O>) -> Result<Stream<O>> {
-        let (ops, weights) = (pass.ops, pass.weights);
-        let x = self.norm.forward(stream, ops, weights)?;
+        let x = self.norm.forward(stream, pass.ops, pass.weights)?;
         let rows = pass.peers.enter(&x.out)?;
-        let gate_up = self.gate_up.forward(&rows, ops, weights)?;
-        let delta = self.down.forward(&ops.swiglu(&gate_up)?, ops, weights)?;
+        let delta = match &self.body {
+            Body::Gated(gated) => gated.infer(&rows, pass.ops, pass.weights)?,
+            Body::Moe(moe) => moe.infer(&rows, pass)?,
+        };
+        let delta = pass.peers.leave(delta)?;
+        let (delta, _) = PostNorm::apply(self.post.as_ref(), delta, pass)?;
         Ok(Stream {
             base: x.sum,
-            delta: Some(pass.peers.leave(delta)?),
+            delta: Some(delta),
         })
     }
 
@@ -106,33 +226,25 @@ impl Mlp {
         grads: &mut Gradients<O>,
     ) -> Result<O::Tensor> {
         let (ops, weights) = (pass.ops, pass.weights);
-        let activated = match saved.activated {
-            Some(activated) => activated,
-            None => ops.swiglu(&saved.gate_up)?,
+        let dy = PostNorm::backward(self.post.as_ref(), dstream, saved.post, pass, grads)?;
+        let dy = pass.peers.leave_backward(&dy)?;
+        let (sum, kept) = (&saved.sum, saved.normed);
+        let normed = || match kept {
+            Some(normed) => pass.peers.enter(&normed),
+            None => pass.peers.enter(&self.norm.again(sum, ops, weights)?),
         };
-        let dy = pass.peers.leave_backward(dstream)?;
-        let da = self.down.backward(&dy, &activated, ops, weights, grads)?;
-        drop((dy, activated));
-        let dgate_up = ops.swiglu_backward(&da, &saved.gate_up)?;
-        drop((da, saved.gate_up));
-        let normed = match saved.normed {
-            Some(normed) => normed,
-            None => self.norm.again(&saved.sum, ops, weights)?,
+        let dx = match (&self.body, saved.body) {
+            (Body::Gated(gated), SavedBody::Gated(saved)) => {
+                gated.backward(&dy, normed, saved, ops, weights, grads)?
+            }
+            (Body::Moe(moe), SavedBody::Moe(saved)) => {
+                moe.backward(&dy, normed, saved, pass, grads)?
+            }
+            _ => unreachable!("a body's backward takes what its own forward kept"),
         };
-        let rows = pass.peers.enter(&normed)?;
-        let dy = self
-            .gate_up
-            .backward(&dgate_up, &rows, ops, weights, grads)?;
-        drop((dgate_up, normed, rows));
-        let dy = pass.peers.enter_backward(dy)?;
-        self.norm.backward(
-            &dy,
-            &saved.sum,
-            &saved.stat,
-            Some(dstream),
-            ops,
-            weights,
-            grads,
-        )
+        drop(dy);
+        let dx = pass.peers.enter_backward(dx)?;
+        self.norm
+            .backward(&dx, sum, &saved.stat, Some(dstream), ops, weights, grads)
     }
 }

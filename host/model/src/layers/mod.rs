@@ -1,23 +1,34 @@
 //! The model's layers, each with an explicit forward and backward and a typed struct of what it keeps.
 //!
 //! Written once for every device and precision, over [`Ops`]. No autograd, no file, no loss: a layer takes
-//! rows and leaves rows. Read [`block`] first, then [`attention`] and [`mlp`]; [`crate::network`] stacks them.
+//! rows and leaves rows. Read [`block`] first, then [`attention`] with its cores [`grouped`], [`latent`] and
+//! [`delta`], and [`mlp`] with [`moe`]; [`crate::network`] stacks them.
 
 pub mod attention;
 pub mod block;
+pub mod delta;
+pub mod grouped;
+pub mod latent;
 pub mod linear;
 pub mod mlp;
+pub mod moe;
 pub mod norm;
 pub mod peers;
 pub mod rope;
+pub mod routing;
 pub mod wiring;
 
-pub use attention::{Attention, Paged, QkNorm};
+pub use attention::{Attention, Core, Paged};
 pub use block::{Block, Recompute, SavedBlock};
+pub use delta::{DeltaNet, DeltaParams, SavedDelta};
+pub use grouped::{Grouped, OutputGate, QkNorm, SavedGrouped};
+pub use latent::{Bottleneck, Latent, LatentWidths, SavedLatent};
 pub use linear::Linear;
-pub use mlp::Mlp;
-pub use norm::{Norm, Stream};
+pub use mlp::{Body, Gated, Mlp, SavedGated};
+pub use moe::{Moe, SavedMoe, Shared};
+pub use norm::{Norm, PostNorm, Stream};
 pub use peers::Peers;
+pub use routing::{Replay, Routes};
 pub use wiring::Wiring;
 
 use slime_kernels::{Error, Ops, Result, RopeTable};
@@ -87,6 +98,8 @@ pub struct Pass<'a, O: Ops> {
     pub positions: &'a O::Ids,
     /// Who computes it together with this rank.
     pub peers: &'a Peers<O>,
+    /// What routers do besides choosing.
+    pub routes: Replay<'a>,
 }
 
 // By hand: a derive would ask for `O: Clone`.

@@ -8,7 +8,7 @@ use slime_kernels::{Ops, Result, RopeTable};
 /// # Errors
 /// The device has no room.
 pub fn table<O: Ops>(ops: &O, rope: &Rope, positions: usize) -> Result<RopeTable<O>> {
-    let frequencies = rope.inverse_frequencies();
+    let (frequencies, magnitude) = (rope.inverse_frequencies(), rope.magnitude());
     let pairs = frequencies.len();
     let (mut cos, mut sin) = (Vec::new(), Vec::new());
     cos.reserve_exact(positions * pairs);
@@ -16,8 +16,8 @@ pub fn table<O: Ops>(ops: &O, rope: &Rope, positions: usize) -> Result<RopeTable
     for position in 0..positions {
         for frequency in &frequencies {
             let (s, c) = (position as f64 * frequency).sin_cos();
-            sin.push(s);
-            cos.push(c);
+            sin.push(s * magnitude);
+            cos.push(c * magnitude);
         }
     }
     Ok(RopeTable {

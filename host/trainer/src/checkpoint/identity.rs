@@ -1,6 +1,7 @@
 //! Which model a checkpoint is of.
 
 use serde::{Deserialize, Serialize};
+use slime_model::spec::Cached;
 use slime_model::{ModelSpec, ParamSpec};
 use std::fmt;
 
@@ -27,7 +28,10 @@ impl Identity {
         );
         let mut text = format!("{:?} {:?} {}", spec.norm_eps, spec.rope, spec.tied);
         for layer in &spec.layers {
-            text.push_str(&format!("|{:?}", layer.attn.heads));
+            text.push_str(&match layer.attn.cached() {
+                Cached::Keys(heads) => format!("|{heads:?}"),
+                Cached::State(numbers) => format!("|state of {numbers}"),
+            });
         }
         for param in params {
             text.push_str(&format!("|{} {} {}", param.name, param.rows, param.cols));

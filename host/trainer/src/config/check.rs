@@ -112,6 +112,14 @@ impl TrainConfig {
     }
 
     fn check_algorithm(&self, add: &mut impl FnMut(&'static str, String)) {
+        if self.use_routing_replay && self.use_rollout_routing_replay {
+            let detail = "has no effect beside use_rollout_routing_replay; give one of them";
+            add("use_routing_replay", detail.into());
+        }
+        if self.use_routing_replay && self.use_rollout_logprobs {
+            let detail = "has no effect with use_rollout_logprobs, which leaves out the pass whose experts it would replay";
+            add("use_routing_replay", detail.into());
+        }
         let estimator = self.advantage_estimator;
         let name = serde_name(&estimator);
         if self.disable_grpo_std_normalization && !estimator.has_std() {

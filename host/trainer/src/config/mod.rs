@@ -91,6 +91,10 @@ pub struct TrainConfig {
     pub use_opsm: bool,
     /// How far that is.
     pub opsm_delta: f64,
+    /// Of a mixture of experts: train with the experts that the pass for the old log-probs chose.
+    pub use_routing_replay: bool,
+    /// Of a mixture of experts: train with the experts that the engine chose, which came with the rollouts.
+    pub use_rollout_routing_replay: bool,
     /// How token losses are averaged.
     pub loss_aggregation: Aggregation,
     /// The divisor of `constant-length`.
@@ -180,6 +184,8 @@ impl Default for TrainConfig {
             rs_veto_threshold: None,
             use_opsm: false,
             opsm_delta: 1e-4,
+            use_routing_replay: false,
+            use_rollout_routing_replay: false,
             loss_aggregation: Aggregation::RolloutMean,
             loss_constant_length: None,
             rollout_temperature: 1.0,

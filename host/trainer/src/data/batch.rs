@@ -6,6 +6,7 @@
 use super::Rollout;
 use crate::algo::mismatch::Correction;
 use crate::algo::weights::{self, Aggregation, Counted};
+use slime_core::RolloutRecord;
 use std::ops::Range;
 
 /// One trajectory, as tokens to train on.
@@ -19,6 +20,8 @@ pub struct Sequence<'a> {
     pub trained: Range<usize>,
     /// Which of the rollouts it belongs to.
     pub rollout: usize,
+    /// The record it comes from, if it comes from one.
+    pub record: Option<&'a RolloutRecord>,
 }
 
 impl Sequence<'_> {
@@ -124,6 +127,7 @@ impl<'a> Batch<'a> {
                     rows,
                     trained,
                     rollout: index,
+                    record: Some(record),
                 });
             }
         }
@@ -166,6 +170,7 @@ impl<'a> Batch<'a> {
                 rows,
                 trained,
                 rollout,
+                record: None,
             });
         }
         let weights = weights::weights(&counted, sequences.len(), how, constant_length);
@@ -202,7 +207,7 @@ impl<'a> Batch<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use slime_core::{GroupId, RolloutId, RolloutRecord};
+    use slime_core::{GroupId, RolloutId};
 
     #[test]
     fn rows_are_one_before_the_tokens_they_predict_and_unscored_rollouts_stay_out() {

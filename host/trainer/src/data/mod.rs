@@ -9,6 +9,7 @@
 pub mod batch;
 pub mod pack;
 pub mod rollouts;
+pub mod routes;
 
 pub use batch::{Batch, Columns, Sequence};
 pub use pack::{MicroBatch, first_fit};

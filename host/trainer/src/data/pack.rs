@@ -2,6 +2,7 @@
 
 use super::{Batch, Sequence};
 use slime_kernels::Sequences;
+use slime_model::layers::Routes;
 
 /// Put items into bins of at most `capacity`, each into the first bin with room, in order. An item that is larger
 /// than a bin sits alone in one.
@@ -34,6 +35,8 @@ pub struct MicroBatch {
     pub targets: Vec<u32>,
     /// Its number in the batch, one a row.
     pub tokens: Vec<usize>,
+    /// Experts that its rows have to go to; routers choose where there are none.
+    pub routes: Option<Routes>,
 }
 
 impl MicroBatch {
@@ -52,6 +55,7 @@ impl MicroBatch {
             tokens: of().flat_map(|s| s.trained.clone()).collect(),
             sequences: lengths,
             members,
+            routes: None,
         }
     }
 

@@ -213,11 +213,11 @@ impl<O: Ops> ParallelTrainer<O> {
             }
         }
         let index = Index {
-            critic: None,
             format: FORMATS[1],
             step,
             model: Identity::of(self.spec(), self.params()),
             optimizer: progress,
+            critic: None,
             layout: Some(self.parallel().short()),
             tensors: Some(tensors),
         };

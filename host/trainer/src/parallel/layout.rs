@@ -10,7 +10,7 @@
 
 use crate::config::Problem;
 use serde::{Deserialize, Serialize};
-use slime_model::{Ffn, ModelSpec};
+use slime_model::{Attention, Ffn, LayerSpec, ModelSpec};
 use std::ops::Range;
 
 /// How a model is spread over ranks, under Megatron's names.
@@ -124,8 +124,29 @@ impl ParallelConfig {
                     .into(),
             );
         }
+        let shared = [
+            ("tensor_model_parallel_size", tp),
+            ("context_parallel_size", self.context_parallel_size),
+            (
+                "pipeline_model_parallel_size",
+                self.pipeline_model_parallel_size,
+            ),
+        ];
+        if let Some(kind) = indivisible(spec)
+            && let Some((key, size)) = shared.iter().find(|(_, size)| *size > 1)
+        {
+            refuse(
+                key,
+                format!(
+                    "is {size}, but {kind} cannot be divided over ranks yet: use 1, and data_parallel_size for more ranks"
+                ),
+            );
+            return found;
+        }
         for layer in &spec.layers {
-            let heads = layer.attn.heads;
+            let Some(heads) = layer.attn.grouped().map(|attn| attn.heads) else {
+                continue;
+            };
             if !heads.query.is_multiple_of(tp) {
                 refuse(
                     "tensor_model_parallel_size",
@@ -146,7 +167,9 @@ impl ParallelConfig {
                 );
                 break;
             }
-            let Ffn::SwiGlu { hidden } = layer.ffn;
+            let Ffn::SwiGlu { hidden } = layer.ffn else {
+                continue;
+            };
             if !hidden.is_multiple_of(tp) {
                 refuse(
                     "tensor_model_parallel_size",
@@ -165,6 +188,22 @@ impl ParallelConfig {
             refuse("pipeline_model_parallel_size", message);
         }
         found
+    }
+}
+
+/// What a model has that cannot be divided over ranks yet, in words; data-parallel ranks have the whole of it.
+pub fn indivisible(spec: &ModelSpec) -> Option<&'static str> {
+    spec.layers.iter().find_map(only_whole)
+}
+
+/// What a layer has that only a rank with the whole of it can compute, in words.
+fn only_whole(layer: &LayerSpec) -> Option<&'static str> {
+    match (&layer.attn, &layer.ffn) {
+        (Attention::Latent(_), _) => Some("latent attention"),
+        (Attention::Delta(_), _) => Some("a gated delta net"),
+        (Attention::Grouped(attn), _) if attn.gated => Some("attention with an output gate"),
+        (_, Ffn::Moe(_)) => Some("a mixture of experts"),
+        (Attention::Grouped(_), Ffn::SwiGlu { .. }) => None,
     }
 }
 
@@ -308,6 +347,7 @@ pub fn group_of(rank: usize, sizes: &[usize], mask: &[bool]) -> Vec<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use slime_model::families::{self, HfConfig};
     use std::collections::BTreeSet;
 
     /// Every tuple of four sizes whose product is at most `limit`.
@@ -365,6 +405,43 @@ mod tests {
         assert_eq!(place.group(&[Axis::Pp]), [0, 8]);
         assert_eq!(place.group(&[Axis::Cp, Axis::Dp]), [0, 2, 4, 6]);
         assert_eq!(Place::new(&config, 13).at, [1, 0, 1, 1]);
+    }
+
+    #[test]
+    fn layers_that_cannot_be_divided_are_refused_by_name_and_data_parallel_ranks_are_not() {
+        let of_axis = |size: fn(&mut ParallelConfig) -> &mut usize| {
+            let mut config = ParallelConfig::default();
+            *size(&mut config) = 2;
+            config
+        };
+        let mut kinds = BTreeSet::new();
+        for family in families::ALL {
+            let config = HfConfig::new("test", family.tiny_config()).unwrap();
+            let spec = families::from_config(&config).unwrap();
+            let replicated = of_axis(|c| &mut c.data_parallel_size);
+            assert!(replicated.problems(&spec).is_empty());
+            let Some(kind) = indivisible(&spec) else {
+                continue;
+            };
+            kinds.insert(kind);
+            for divided in [
+                of_axis(|c| &mut c.tensor_model_parallel_size),
+                of_axis(|c| &mut c.context_parallel_size),
+                of_axis(|c| &mut c.pipeline_model_parallel_size),
+            ] {
+                let problems = divided.problems(&spec);
+                assert_eq!(problems.len(), 1, "{problems:?}");
+                assert!(problems[0].detail.contains(kind), "{problems:?}");
+            }
+        }
+        assert_eq!(
+            kinds.into_iter().collect::<Vec<_>>(),
+            [
+                "a gated delta net",
+                "a mixture of experts",
+                "latent attention"
+            ]
+        );
     }
 
     #[test]

@@ -13,7 +13,7 @@ use super::slice::{LocalMicro, Slicing};
 use super::stage::{Make, Stage};
 use super::zero::{Zero, sum_copies};
 use crate::algo::objective::{Objective, Token};
-use crate::config::TrainConfig;
+use crate::config::{Problem, TrainConfig};
 use crate::data::rollouts::{Limits, check_tokens, rollouts};
 use crate::data::{Batch, split_steps};
 use crate::metrics::TrainMetrics;
@@ -62,6 +62,7 @@ impl<O: Ops> Rank<O> {
         make: &Make<'_, O>,
     ) -> Result<Self> {
         config.validate().map_err(Error::Config)?;
+        refuse_what_one_rank_does(&config)?;
         let vocab = vocab.min(spec.vocab);
         let stage = Stage::new(ops.clone(), spec, &mesh, &parallel, make)?;
         let optimizer = Zero::new(&*ops, &stage, &mesh, &config, parallel.ddp_bucket_size)?;
@@ -102,10 +103,9 @@ impl<O: Ops> Rank<O> {
         let chunks = self.parallel.virtual_pipeline_model_parallel_size;
         let capacity = self.config.max_tokens_per_gpu.saturating_mul(cp);
         let spec = &self.stage.spec;
-        let heads: usize = spec.layers.iter().map(|l| l.attn.heads.out_cols()).sum();
         let cost = Cost {
-            linear: 2.0 * spec.num_params() as f64,
-            pair: 4.0 * heads as f64,
+            linear: 2.0 * spec.param_counts().active as f64,
+            pair: spec.layers.iter().map(|l| l.attn.pair_flops()).sum(),
         };
         let multiple = if chunks > 1 { pp } else { 1 };
         let dealt = micro_batches(batch, capacity, (dp, place.along(Axis::Dp)), multiple, cost);
@@ -296,6 +296,25 @@ impl<O: Ops> Rank<O> {
         let _reduce = debug_span!("reduce").entered();
         sum_copies(ops, stage, mesh, &mut self.grads)?;
         Ok(found)
+    }
+}
+
+/// Options that only [`crate::Trainer`] has: micro-batches of ranks carry no experts, and there is no critic.
+fn refuse_what_one_rank_does(config: &TrainConfig) -> Result<()> {
+    let options = [
+        ("advantage_estimator", config.has_critic()),
+        ("use_routing_replay", config.use_routing_replay),
+        (
+            "use_rollout_routing_replay",
+            config.use_rollout_routing_replay,
+        ),
+    ];
+    match options.iter().find(|(_, on)| *on) {
+        None => Ok(()),
+        Some((key, _)) => Err(Error::Config(vec![Problem {
+            key,
+            detail: "as it is set, works on one rank only: change it, or train on one rank".into(),
+        }])),
     }
 }
 

@@ -5,7 +5,8 @@
 //! same list serves to cut weights, to write checkpoints and to count each element once in the gradient norm.
 
 use super::layout::{Axis, ParallelConfig, Place, stage_layers};
-use slime_model::{Ffn, ModelSpec, ParamKind, ParamSpec};
+use crate::checkpoint::pieces::as_matrix;
+use slime_model::{Attention, Ffn, GroupedAttention, ModelSpec, ParamKind, ParamSpec};
 use std::ops::Range;
 
 /// A rectangle of one HF tensor; a vector is one row.
@@ -90,11 +91,14 @@ pub fn local_spec(spec: &ModelSpec, tp: usize) -> ModelSpec {
     let mut local = spec.clone();
     local.vocab = vocab_rows(spec.vocab, tp, 0).1;
     for layer in &mut local.layers {
-        let heads = &mut layer.attn.heads;
-        heads.query /= tp;
-        heads.kv = (heads.kv / tp).max(1);
-        let Ffn::SwiGlu { hidden } = &mut layer.ffn;
-        *hidden /= tp;
+        // Layers of other kinds are whole: the layout refuses to divide them.
+        if let Attention::Grouped(GroupedAttention { heads, .. }) = &mut layer.attn {
+            heads.query /= tp;
+            heads.kv = (heads.kv / tp).max(1);
+        }
+        if let Ffn::SwiGlu { hidden } = &mut layer.ffn {
+            *hidden /= tp;
+        }
     }
     local
 }
@@ -147,7 +151,20 @@ fn held(spec: &ModelSpec, param: &ParamSpec, config: &ParallelConfig, place: &Pl
         sum_over_tp: false,
         key_replicas: 0..0,
     };
+    let whole = || {
+        let of = |(part, tensor): (usize, &slime_model::Part)| {
+            let (rows, cols) = as_matrix(&tensor.shape);
+            Block {
+                is_copy: rank > 0,
+                ..block(part, 0..rows, 0..cols)
+            }
+        };
+        let blocks = param.parts.iter().enumerate().map(of).collect();
+        shard(param.rows, param.cols, blocks)
+    };
     match param.kind {
+        // A gate beside each query head is whole, as every layer that only one rank computes.
+        ParamKind::Qkv if tp == 1 => whole(),
         ParamKind::Embedding | ParamKind::Head => {
             let (start, each) = vocab_rows(spec.vocab, tp, rank);
             let real = start.min(spec.vocab)..(start + each).min(spec.vocab);
@@ -160,7 +177,10 @@ fn held(spec: &ModelSpec, param: &ParamSpec, config: &ParallelConfig, place: &Pl
         }
         ParamKind::Qkv | ParamKind::QkvBias => {
             let layer = param.layer.expect("attention lies in a layer");
-            let heads = spec.layers[layer].attn.heads;
+            let attn = spec.layers[layer].attn.grouped();
+            let heads = attn
+                .expect("only grouped queries have this parameter")
+                .heads;
             let copies = tp / heads.kv.clamp(1, tp);
             let kv = if copies > 1 {
                 rank / copies..rank / copies + 1
@@ -206,9 +226,14 @@ fn held(spec: &ModelSpec, param: &ParamSpec, config: &ParallelConfig, place: &Pl
         ParamKind::GateUp => {
             let rows = part(param.rows / 2);
             let cols = 0..param.cols;
+            // GLM-4 stores both in one tensor.
+            let (second, skipped) = match param.parts.len() {
+                1 => (0, param.rows / 2),
+                _ => (1, 0),
+            };
             let blocks = vec![
                 block(0, rows.clone(), cols.clone()),
-                block(1, rows.clone(), cols),
+                block(second, skipped + rows.start..skipped + rows.end, cols),
             ];
             shard(2 * rows.len(), param.cols, blocks)
         }
@@ -219,18 +244,36 @@ fn held(spec: &ModelSpec, param: &ParamSpec, config: &ParallelConfig, place: &Pl
         ParamKind::QueryNorm
         | ParamKind::KeyNorm
         | ParamKind::AttnNorm
+        | ParamKind::AttnPostNorm
         | ParamKind::FfnNorm
+        | ParamKind::FfnPostNorm
         | ParamKind::FinalNorm => {
             let of_heads = matches!(param.kind, ParamKind::QueryNorm | ParamKind::KeyNorm);
-            let whole = Block {
-                is_copy: rank > 0,
-                ..block(0, 0..param.rows, 0..param.cols)
-            };
             Shard {
                 sum_over_tp: tp > 1 && (of_heads || config.sequence_parallel),
-                ..shard(param.rows, param.cols, vec![whole])
+                ..whole()
             }
         }
+        ParamKind::QueryDown
+        | ParamKind::QueryDownNorm
+        | ParamKind::QueryUp
+        | ParamKind::KvDown
+        | ParamKind::KvDownNorm
+        | ParamKind::KvUp
+        | ParamKind::DeltaIn
+        | ParamKind::DeltaGates
+        | ParamKind::DeltaConv
+        | ParamKind::DeltaALog
+        | ParamKind::DeltaDtBias
+        | ParamKind::DeltaNorm
+        | ParamKind::DeltaOut
+        | ParamKind::Router
+        | ParamKind::RouterBias
+        | ParamKind::ExpertGateUp
+        | ParamKind::ExpertDown
+        | ParamKind::SharedGateUp
+        | ParamKind::SharedDown
+        | ParamKind::SharedGate => whole(),
     }
 }
 

@@ -94,6 +94,7 @@ fn empty() -> MicroBatch {
         rows: Vec::new(),
         targets: Vec::new(),
         tokens: Vec::new(),
+        routes: None,
     }
 }
 

@@ -16,7 +16,8 @@ use crate::config::Problem;
 use crate::{Error, Result};
 use slime_kernels::{Ops, RopeTable};
 use slime_model::layers::{
-    Gradients, ParamId, Pass, Peers, Recompute, Rows, SavedBlock, Stream, Weights, Wiring, rope,
+    Gradients, ParamId, Pass, Peers, Recompute, Replay, Rows, SavedBlock, Stream, Weights, Wiring,
+    rope,
 };
 use slime_model::{ModelSpec, ParamSpec, params};
 use std::ops::Range;
@@ -176,6 +177,7 @@ impl<O: Ops> Stage<O> {
             rope: &self.rope,
             positions,
             peers: &self.peers,
+            routes: Replay::Off,
         }
     }
 

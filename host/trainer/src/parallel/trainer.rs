@@ -16,7 +16,7 @@ use crate::{Error, Result};
 use slime_core::RolloutRecord;
 use slime_kernels::Ops;
 use slime_kernels::comm::World;
-use slime_model::{ModelSpec, ParamSpec, params};
+use slime_model::{LayerSpec, ModelSpec, ParamSpec, params};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -389,7 +389,8 @@ fn words(panic: &(dyn std::any::Any + Send)) -> String {
         .unwrap_or_else(|| "without words".into())
 }
 
-/// Key heads of the model's layers, of which all have equally many.
+/// Key heads of the model's layers of grouped queries, of which all have equally many.
 pub fn key_heads(spec: &ModelSpec) -> usize {
-    spec.layers.first().map_or(1, |layer| layer.attn.heads.kv)
+    let kv = |layer: &LayerSpec| layer.attn.grouped().map(|attn| attn.heads.kv);
+    spec.layers.iter().find_map(kv).unwrap_or(1)
 }

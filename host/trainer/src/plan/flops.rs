@@ -1,14 +1,15 @@
 //! FLOPs of a model, by the formula that MFU is quoted with.
 //!
 //! ```text
-//! forward   2 N tokens + 2 V h rows + 4 d heads pairs        N: weights of the layers' matrices that a token passes
+//! forward   2 N tokens + 2 V h rows + 4 d heads pairs        N: weights of the layers' matrices that a token passes,
+//!                                                               of experts those it goes to
 //! training  3 × forward
 //! ```
 //!
 //! Causal pairs count once; the head counts for the rows whose logits are made. The attention's output projection is
 //! `heads d × h`, which is not `h × h` for every model. Recomputation is never counted.
 
-use slime_model::{Ffn, ModelSpec};
+use slime_model::ModelSpec;
 
 /// What passes through a model.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -23,16 +24,14 @@ pub struct Passing {
 
 /// FLOPs of a forward pass.
 pub fn forward(spec: &ModelSpec, passing: Passing) -> f64 {
-    let (mut weights, mut attended) = (0.0, 0.0);
+    let (mut scanned, mut attended) = (0.0, 0.0);
     for layer in &spec.layers {
-        let heads = layer.attn.heads;
-        let attention = (heads.qkv_cols() + heads.out_cols()) * spec.hidden;
-        let Ffn::SwiGlu { hidden } = layer.ffn;
-        weights += (attention + 3 * hidden * spec.hidden) as f64;
-        attended += 4.0 * heads.out_cols() as f64;
+        scanned += layer.attn.scan_flops();
+        attended += layer.attn.pair_flops();
     }
     let head = (spec.vocab * spec.hidden) as f64;
-    2.0 * weights * passing.tokens + 2.0 * head * passing.rows + attended * passing.pairs
+    let of_token = 2.0 * (spec.param_counts().multiplied as f64 - head) + scanned;
+    of_token * passing.tokens + 2.0 * head * passing.rows + attended * passing.pairs
 }
 
 /// FLOPs of a train step: the forward and twice as much for its gradient.

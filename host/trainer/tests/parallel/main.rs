@@ -102,6 +102,28 @@ fn recomputing_changes_no_bit() {
     assert!(of(Recompute::Full, Some(2)) == kept);
 }
 
+/// Layer kinds of other families, where they may be divided.
+#[test]
+fn ranks_of_other_families_equal_one_rank() {
+    for (family, parallel) in [
+        ("glm4", cases::sequence_parallel(sizes(2, 1, 1, 1))),
+        ("glm4", sizes(1, 2, 2, 1)),
+        ("qwen3_moe", sizes(1, 1, 1, 2)),
+    ] {
+        let toy = Toy {
+            family,
+            ..Toy::PLAIN
+        };
+        let (config, records) = (config(), mixed());
+        let one = on_one(&Arc::new(Cpu::<f64>::new()), toy, &config, &records);
+        let many = on_many(Cpu::<f64>::new, toy, &config, &parallel, &records).unwrap();
+        let gaps = gaps(&many, &one);
+        let (loss, gradient, weight) = DOUBLE;
+        let within = gaps.loss <= loss && gaps.gradient <= gradient && gaps.weight <= weight;
+        assert!(within, "{family} {}: {gaps:?}", parallel.short());
+    }
+}
+
 #[test]
 fn the_size_of_gradient_buckets_changes_no_bit() {
     let of = |size| {

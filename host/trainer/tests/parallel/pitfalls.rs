@@ -168,6 +168,7 @@ fn pitfall_07_a_rank_without_a_token_that_trains_takes_part_in_every_call() {
             rows: vec![19],
             targets: vec![tokens[20]],
             tokens: vec![0],
+            routes: None,
         };
         let slicing = Slicing {
             cp: 4,

@@ -15,7 +15,8 @@ use std::sync::Arc;
 /// What varies of the toy: 4 layers, hidden 64, 8 query heads of 16, 96 feed-forward columns, 263 tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Toy {
-    /// `qwen3` (per-head norms), `qwen2` (biases) or `llama`.
+    /// `qwen3` (per-head norms), `qwen2` (biases), `llama`, `glm4` (sandwich norms, half of each head rotates) or
+    /// `qwen3_moe` (6 experts, 2 of them a token).
     pub(crate) family: &'static str,
     /// Key heads.
     pub(crate) kv: usize,
@@ -51,6 +52,18 @@ impl Toy {
             config["attention_bias"] = json!(false);
         } else {
             config["num_attention_heads"] = json!(8);
+        }
+        if self.family == "glm4" {
+            config["attention_bias"] = json!(true);
+            config["partial_rotary_factor"] = json!(0.5);
+        }
+        if self.family == "qwen3_moe" {
+            config["num_experts"] = json!(6);
+            config["num_experts_per_tok"] = json!(2);
+            config["moe_intermediate_size"] = json!(24);
+            config["norm_topk_prob"] = json!(true);
+            config["decoder_sparse_step"] = json!(1);
+            config["mlp_only_layers"] = json!([1]);
         }
         let spec = HfConfig::new("the toy", config).and_then(|c| families::from_config(&c));
         Arc::new(spec.expect("the toy's configuration is valid"))

@@ -20,7 +20,50 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-pub(crate) const MODELS: [&str; 4] = ["llama3-tiny", "llama-tiny-tied", "qwen2-tiny", "qwen3-tiny"];
+const MODELS: [&str; 16] = [
+    "llama3-tiny",
+    "llama-tiny-tied",
+    "qwen2-tiny",
+    "qwen3-tiny",
+    "glm4-tiny",
+    "qwen3-moe-tiny",
+    "glm4-moe-tiny",
+    "deepseek-v3-tiny",
+    "moonlight-tiny",
+    "qwen3-next-tiny",
+    "glm4-moe-lite-tiny",
+    "glm5-tiny",
+    "qwen3.5-tiny",
+    "qwen3.5-moe-tiny",
+    "qwen3.5-published-tiny",
+    "qwen3.5-moe-published-tiny",
+];
+
+/// The golden models; or only the one in the directory `SLIME_FAMILY_DIR`, which tests/golden/check_family.py sets.
+pub(crate) fn models() -> Vec<String> {
+    match std::env::var("SLIME_FAMILY_DIR") {
+        Ok(dir) => vec![dir],
+        Err(_) => MODELS.map(str::to_owned).to_vec(),
+    }
+}
+
+/// What f32 may differ by: little on the golden models, more where short vectors are brought to unit length (delta
+/// nets), most on a model that nobody has looked at.
+pub(crate) fn tolerance(model: &str, golden: f64, unseen: f64) -> f64 {
+    let delta_net = model.contains("qwen3-next") || model.contains("qwen3.5");
+    match std::env::var("SLIME_FAMILY_DIR") {
+        Ok(_) => unseen,
+        Err(_) if delta_net => 20.0 * golden,
+        Err(_) => golden,
+    }
+}
+
+/// The precision that a comparison runs in.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Precision {
+    F32,
+    F64,
+}
 
 pub(crate) fn golden_dir(model: &str) -> PathBuf {
     [

@@ -147,6 +147,8 @@ pub(super) const FLAGS: &[Flag] = &[
     one(Algorithm, "rs-clip", "algorithm.rs_clip", "R", "Largest ratio kept"),
     one(Algorithm, "rs-clip-low", "algorithm.rs_clip_low", "R", "Smallest ratio kept"),
     one(Algorithm, "rs-veto-threshold", "algorithm.rs_veto_threshold", "R", "Smallest ratio of a token before its trajectory is rejected"),
+    yes(Algorithm, "use-routing-replay", "algorithm.use_routing_replay", "Train with the experts that the pass for old log-probs chose"),
+    yes(Algorithm, "use-rollout-routing-replay", "algorithm.use_rollout_routing_replay", "Train with the experts that the engine chose"),
     one(Algorithm, "loss-aggregation", "algorithm.loss_aggregation", "NAME", "How token losses become one number"),
     one(Train, "global-batch-size", "train.global_batch_size", "N", "Rollouts of one train step"),
     one(Train, "num-steps-per-rollout", "train.num_steps_per_rollout", "N", "Train steps of one rollout step"),

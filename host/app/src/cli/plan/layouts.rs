@@ -1,17 +1,17 @@
-//! `slime-host plan`: layouts for a number of GPUs, before anything is launched.
+//! Layouts for a number of GPUs, before anything is launched.
 //!
-//! Only a configuration is read, no weight. Every layout is the trainer's own code run over shapes
+//! Every layout is the trainer's own code run over shapes
 //! (`slime_trainer::plan`); rates of the machine are the one assumption.
 
-use super::{Context, Outcome, data};
+use crate::cli::{Context, Outcome, data};
 use crate::config::Problem;
 use crate::error::{Result, at_path};
 use slime_kernels::shapes::Widths;
-use slime_model::families::{HfConfig, from_config};
+use slime_model::ModelSpec;
 use slime_model::layers::Recompute;
-use slime_model::{ModelSpec, families};
 use slime_trainer::TrainConfig;
 use slime_trainer::parallel::ParallelConfig;
+use slime_trainer::parallel::layout::indivisible;
 use slime_trainer::plan::record::Groups;
 use slime_trainer::plan::search::{Candidate, evaluate, layouts, search};
 use slime_trainer::plan::{Machine, Recorded, Workload, picture, record, replay};
@@ -20,38 +20,32 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// What to plan.
+/// What is laid out.
 #[derive(Debug, clap::Args)]
-pub struct Args {
-    /// HF directory, or a config.json; weights are not read
-    #[arg(long, value_name = "PATH")]
-    model: PathBuf,
-    /// Numbers of GPUs
-    #[arg(long, value_name = "N,…", value_delimiter = ',', default_value = "8")]
-    gpus: Vec<usize>,
+pub(super) struct Args {
     /// Sequences of a train step
-    #[arg(long, value_name = "N", default_value_t = 256)]
+    #[arg(long, value_name = "N", default_value_t = 256, requires = "gpus")]
     sequences: usize,
     /// Tokens of a sequence, prompt and response
-    #[arg(long, value_name = "N", default_value_t = 8192)]
+    #[arg(long, value_name = "N", default_value_t = 8192, requires = "gpus")]
     length: usize,
     /// Of these, the prompt's
-    #[arg(long, value_name = "N", default_value_t = 512)]
+    #[arg(long, value_name = "N", default_value_t = 512, requires = "gpus")]
     prompt: usize,
     /// Tokens packed into one micro-batch of a rank
-    #[arg(long, value_name = "N", default_value_t = 8192)]
+    #[arg(long, value_name = "N", default_value_t = 8192, requires = "gpus")]
     max_tokens_per_gpu: usize,
     /// Layouts shown of each number of GPUs
-    #[arg(long, value_name = "N", default_value_t = 5)]
+    #[arg(long, value_name = "N", default_value_t = 5, requires = "gpus")]
     top: usize,
     /// One layout instead of a search: tp4,pp2,cp2 (the rest is data-parallel)
-    #[arg(long, value_name = "LAYOUT")]
+    #[arg(long, value_name = "LAYOUT", requires = "gpus")]
     layout: Option<String>,
     /// Run every rank of that layout, not one a stage, and compare their calls
-    #[arg(long, requires = "layout")]
+    #[arg(long, requires_all = ["gpus", "layout"])]
     all_ranks: bool,
     /// A picture of that layout's stages over a step
-    #[arg(long, value_name = "FILE.svg", requires = "layout")]
+    #[arg(long, value_name = "FILE.svg", requires_all = ["gpus", "layout"])]
     svg: Option<PathBuf>,
 }
 
@@ -59,8 +53,20 @@ pub struct Args {
 ///
 /// # Errors
 /// The model or a layout cannot be planned.
-pub fn run(args: Args, context: &Context) -> Result<Outcome> {
-    let spec = Arc::new(model(&args.model)?);
+pub(super) fn run(
+    spec: ModelSpec,
+    model: &Path,
+    gpus: &[usize],
+    args: Args,
+    context: &Context,
+) -> Result<Outcome> {
+    if let Some(kind) = indivisible(&spec) {
+        return Err(Problem::new(format!(
+            "this model has {kind}, whose layouts cannot be planned yet"
+        ))
+        .help("without --gpus, plan says what the model costs")
+        .into());
+    }
     if args.prompt == 0 || args.prompt >= args.length || args.length > spec.max_positions {
         let message = format!(
             "--prompt {} and --length {} do not fit: a prompt is at least 1 token and shorter than the sequence, which the \
@@ -72,7 +78,7 @@ pub fn run(args: Args, context: &Context) -> Result<Outcome> {
     // Rotation tables are as long as what is planned, not as what the model could take.
     let spec = Arc::new(ModelSpec {
         max_positions: args.length,
-        ..(*spec).clone()
+        ..spec
     });
     let config = TrainConfig {
         max_tokens_per_gpu: args.max_tokens_per_gpu,
@@ -87,7 +93,7 @@ pub fn run(args: Args, context: &Context) -> Result<Outcome> {
     let machine = Machine::h200();
     let mut text = String::new();
     heading(&mut text, &spec, workload, &machine);
-    for &gpus in &args.gpus {
+    for &gpus in gpus {
         let candidates = match &args.layout {
             Some(said) => {
                 let parallel = layout(said, gpus, &spec)?;
@@ -116,7 +122,7 @@ pub fn run(args: Args, context: &Context) -> Result<Outcome> {
         if let (Some(path), Some(c)) = (&args.svg, candidates.first()) {
             let title = format!(
                 "{} on {gpus} GPUs, {}: one train step",
-                name(&args.model),
+                name(model),
                 c.parallel.short()
             );
             let stage = c.parallel.world() / c.parallel.pipeline_model_parallel_size;
@@ -224,19 +230,6 @@ fn row(text: &mut String, gpus: usize, c: &Candidate, workload: Workload) {
 fn name(path: &Path) -> String {
     let stem = path.file_stem().unwrap_or_default();
     stem.to_string_lossy().into_owned()
-}
-
-fn model(path: &Path) -> Result<ModelSpec> {
-    let wrong = |e: slime_model::Error| Problem::new(e.to_string());
-    if path.is_dir() {
-        return Ok(families::from_hf_dir(path).map_err(wrong)?);
-    }
-    let text = std::fs::read_to_string(path).map_err(at_path(path))?;
-    let name = path.display().to_string();
-    let value = serde_json::from_str(&text)
-        .map_err(|e| Problem::new(format!("{name}: is not a configuration: {e}")))?;
-    let config = HfConfig::new(name, value).and_then(|c| from_config(&c));
-    Ok(config.map_err(wrong)?)
 }
 
 /// `tp4,pp2,cp2` and as many data-parallel ranks as there are GPUs left.

@@ -1,0 +1,82 @@
+//! The experts that an engine chose while it sampled, from the rollouts' records into micro-batches.
+
+use super::{Batch, MicroBatch};
+use crate::{Error, Result};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use slime_core::RolloutRecord;
+use slime_model::layers::Routes;
+use slime_model::{Ffn, ModelSpec};
+
+/// Give every micro-batch of `batch` the experts that its records bring.
+///
+/// # Errors
+/// A record brings none, or they do not fit the model.
+pub fn of_rollouts(spec: &ModelSpec, batch: &Batch<'_>, packed: &mut [MicroBatch]) -> Result<()> {
+    for micro in packed {
+        let mut routes = Routes {
+            layers: vec![Vec::new(); spec.layers.len()],
+        };
+        for &member in &micro.members {
+            let sequence = &batch.sequences[member];
+            append(spec, sequence.record, sequence.inputs().len(), &mut routes).map_err(
+                |detail| {
+                    let (group, rollout) = sequence
+                        .record
+                        .map_or((0, 0), |r| (r.group_id.0, r.rollout_id.0));
+                    Error::Record {
+                        index: member,
+                        group,
+                        rollout,
+                        detail,
+                    }
+                },
+            )?;
+        }
+        micro.routes = Some(routes);
+    }
+    Ok(())
+}
+
+/// The first `num_tokens` tokens' experts of one record, behind what is there.
+fn append(
+    spec: &ModelSpec,
+    record: Option<&RolloutRecord>,
+    num_tokens: usize,
+    routes: &mut Routes,
+) -> Result<(), String> {
+    let Some((tokens, text)) =
+        record.and_then(|r| Some((r.tokens.len(), r.routed_experts.as_ref()?)))
+    else {
+        return Err("use_rollout_routing_replay needs routed_experts, and it has none".into());
+    };
+    let bytes = STANDARD
+        .decode(text)
+        .map_err(|e| format!("routed_experts is not base64: {e}"))?;
+    let top_k = spec.layers.iter().find_map(|layer| match &layer.ffn {
+        Ffn::Moe(moe) => Some(moe.routing.top_k),
+        Ffn::SwiGlu { .. } => None,
+    });
+    let (layers, top_k) = (spec.layers.len(), top_k.unwrap_or(0));
+    let expected = 4 * (tokens - 1) * layers * top_k;
+    if bytes.len() != expected {
+        return Err(format!(
+            "routed_experts has {} bytes, should have {expected}: 4 × {} tokens × {layers} layers × {top_k} experts",
+            bytes.len(),
+            tokens - 1
+        ));
+    }
+    let experts: Vec<u32> = bytes
+        .as_chunks()
+        .0
+        .iter()
+        .map(|b| u32::from_le_bytes(*b))
+        .collect();
+    for (at, experts) in experts.chunks_exact(top_k.max(1)).enumerate() {
+        let (token, layer) = (at / layers, at % layers);
+        if token < num_tokens && matches!(spec.layers[layer].ffn, Ffn::Moe(_)) {
+            routes.layers[layer].extend(experts);
+        }
+    }
+    Ok(())
+}
