@@ -10,7 +10,7 @@
 use serde_json::Value;
 use slime_core::ports::{Policy, PolicyError, SampleRequest};
 use slime_core::{FinishReason, SamplingParams, WeightVersion};
-use slime_rollout::pool::endpoint::score::score;
+use slime_rollout::pool::endpoint::input_logprobs::input_logprobs;
 use slime_rollout::pool::endpoint::weights_checker::weights_checker;
 use slime_rollout::pool::{PauseMode, Standing};
 use slime_rollout::publish::Transport;
@@ -126,10 +126,10 @@ async fn sums(pool: &Pool) -> Vec<Vec<String>> {
     sums
 }
 
-async fn scores(pool: &Pool) -> Vec<Vec<f32>> {
+async fn scores(pool: &Pool) -> Vec<Vec<f64>> {
     let mut all = Vec::new();
     for server in pool.servers() {
-        all.push(score(server, &PROMPT, DEADLINE).await.unwrap());
+        all.push(input_logprobs(server, &PROMPT, DEADLINE).await.unwrap());
     }
     all
 }
@@ -144,7 +144,7 @@ async fn every_transport_ends_in_the_same_weights_on_every_server() {
     file.write(&a);
     scaled(&file, 1.25).write(&b);
     let mut version = 0;
-    let mut expected: Vec<(Vec<Vec<String>>, Vec<Vec<f32>>)> = Vec::new();
+    let mut expected: Vec<(Vec<Vec<String>>, Vec<Vec<f64>>)> = Vec::new();
     for transport in [Transport::Disk, Transport::SharedMemory, Transport::Delta] {
         let local = shm.path().join("local");
         let publisher = publisher(&pool, PauseMode::Retract)

@@ -20,7 +20,7 @@ const GROUPS: u32 = bits(&[
     Group::Train,
 ]);
 
-/// The recipe of the demo, used when no other is given.
+/// The recipe of the demo, used when neither a recipe nor a model is given.
 const DEMO: (&str, &str) = (
     "configs/demo.toml (built in)",
     include_str!("../../../../configs/demo.toml"),
@@ -51,8 +51,14 @@ pub fn run(args: Args, context: &Context) -> Result<Outcome> {
         let base = recipe.as_deref().map(|text| (name.as_str(), text));
         (args.recipe.resolve(base, &args.plugins)?, Some(dir))
     } else {
-        let base = args.recipe.files.is_empty().then_some(DEMO);
-        (args.recipe.resolve(base, &args.plugins)?, None)
+        let said = args.recipe.resolve(None, &args.plugins)?;
+        // A model of one's own is no demo: what it is not told comes from the defaults.
+        let said = if args.recipe.files.is_empty() && said.config.model.path.is_none() {
+            args.recipe.resolve(Some(DEMO), &args.plugins)?
+        } else {
+            said
+        };
+        (said, None)
     };
     let plan = Plan::new(&said, Verb::Run)?;
     let place = match dir {

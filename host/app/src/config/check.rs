@@ -6,7 +6,7 @@
 use super::layer::Origin;
 use super::problem::{Problem, Problems};
 use super::schema::is_key;
-use super::{Device, Dtype, Plan, Resolved, Verb, units};
+use super::{Device, Plan, Resolved, Verb, units};
 use slime_rollout::pool::PauseMode;
 use slime_rollout::pool::launch::Sglang;
 use slime_rollout::publish::Transport;
@@ -302,18 +302,13 @@ impl<'a> Check<'a> {
             ),
             _ => {}
         }
-        match (model.device.unwrap_or_default(), model.dtype) {
-            (Device::Cpu, Some(Dtype::Bf16)) => self.refuse(
-                "model.dtype",
-                "the CPU computes in f32",
-                "leave `model.dtype` out, or choose `model.device = \"cuda\"`",
-            ),
-            (Device::Cuda, Some(Dtype::F32)) => self.refuse(
-                "model.dtype",
-                "CUDA computes in bf16, with fp32 gradients and master weights",
-                "leave `model.dtype` out, or choose `model.device = \"cpu\"`",
-            ),
-            _ => {}
+        let device = model.device.unwrap_or_default();
+        if let Some(reason) = device.refuses(model.dtype) {
+            let cure = format!(
+                "leave `model.dtype` out, or choose `model.device = \"{}\"`",
+                device.other()
+            );
+            self.refuse("model.dtype", reason, cure);
         }
     }
 

@@ -106,6 +106,27 @@ pub enum Device {
     Cuda,
 }
 
+impl Device {
+    /// Why it cannot compute in `dtype`, if it cannot.
+    pub fn refuses(self, dtype: Option<Dtype>) -> Option<&'static str> {
+        match (self, dtype?) {
+            (Self::Cpu, Dtype::Bf16) => Some("the CPU computes in f32"),
+            (Self::Cuda, Dtype::F32) => {
+                Some("CUDA computes in bf16, with fp32 gradients and master weights")
+            }
+            _ => None,
+        }
+    }
+
+    /// The name of the other one.
+    pub fn other(self) -> &'static str {
+        match self {
+            Self::Cpu => "cuda",
+            Self::Cuda => "cpu",
+        }
+    }
+}
+
 /// A number format.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]

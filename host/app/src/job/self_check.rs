@@ -9,7 +9,7 @@ use crate::error::{Failure, Result};
 use slime_core::SamplingParams;
 use slime_core::ports::SampleRequest;
 use slime_rollout::pool::endpoint::generate::generate;
-use slime_rollout::pool::endpoint::score::score;
+use slime_rollout::pool::endpoint::input_logprobs::input_logprobs;
 use slime_rollout::{Address, Pool};
 use std::time::Duration;
 
@@ -106,7 +106,7 @@ pub async fn run(
             .await
             .map_err(|broken| failed(broken.error.to_string()))?;
         let all = [prompt, &answer.tokens].concat();
-        let raw = score(server, &all, DEADLINE)
+        let raw = input_logprobs(server, &all, DEADLINE)
             .await
             .map_err(|e| failed(e.to_string()))?;
         let trainer = tokio::task::block_in_place(|| learner.log_probs(&all))?;
@@ -114,7 +114,7 @@ pub async fn run(
         let wide = |values: &[f32]| values.iter().map(|&x| f64::from(x)).collect::<Vec<f64>>();
         let finding = Finding::of(
             &wide(&answer.logprobs),
-            &wide(raw.get(new.clone()).unwrap_or_default()),
+            raw.get(new.clone()).unwrap_or_default(),
             trainer.get(new).unwrap_or_default(),
             temperature,
             is_f32,

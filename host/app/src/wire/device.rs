@@ -39,15 +39,13 @@ impl Computer {
 /// # Errors
 /// It has no others.
 pub fn check_dtype(device: Device, dtype: Option<Dtype>) -> Result<(), Problem> {
-    match (device, dtype) {
-        (Device::Cpu, Some(Dtype::Bf16)) => Err(Problem::new("the CPU computes in f32")
-            .help("leave the dtype out, or choose the device cuda")),
-        (Device::Cuda, Some(Dtype::F32)) => Err(Problem::new(
-            "CUDA computes in bf16, with fp32 gradients and master weights",
-        )
-        .help("leave the dtype out, or choose the device cpu")),
-        _ => Ok(()),
-    }
+    device.refuses(dtype).map_or(Ok(()), |reason| {
+        let cure = format!(
+            "leave the dtype out, or choose the device {}",
+            device.other()
+        );
+        Err(Problem::new(reason).help(cure))
+    })
 }
 
 /// What engines are sent: the numbers that the trainer's forward pass used.

@@ -22,6 +22,7 @@ use std::time::Instant;
 
 /// What is laid out.
 #[derive(Debug, clap::Args)]
+#[group(id = "layouts")]
 pub(super) struct Args {
     /// Sequences of a train step
     #[arg(long, value_name = "N", default_value_t = 256, requires = "gpus")]

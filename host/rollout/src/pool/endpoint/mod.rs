@@ -12,7 +12,6 @@ pub mod health;
 pub mod input_logprobs;
 pub mod model_info;
 pub mod pause_generation;
-pub mod score;
 pub mod server_info;
 pub mod update_weights_from_disk;
 pub mod update_weights_from_tensor;
