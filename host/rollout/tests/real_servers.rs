@@ -13,7 +13,7 @@ use slime_core::{FinishReason, SamplingParams, WeightVersion};
 use slime_rollout::pool::endpoint::input_logprobs::input_logprobs;
 use slime_rollout::pool::endpoint::weights_checker::weights_checker;
 use slime_rollout::pool::{PauseMode, Standing};
-use slime_rollout::publish::Transport;
+use slime_rollout::publish::{Caster, Transport};
 use slime_rollout::{Address, Pool, PoolConfig, Publisher};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -374,4 +374,44 @@ async fn a_stop_brings_back_what_was_sampled_and_a_continuation_goes_on_from_it(
         (had + 10, Some(FinishReason::Length))
     );
     println!("{had} tokens came back from a stop, and 10 more were sampled after them");
+}
+
+/// Rank 0 of a group that never sends.
+struct NoGpu;
+
+impl Caster for NoGpu {
+    fn new_id(&self) -> Result<Vec<u8>, String> {
+        Ok(vec![0; 128])
+    }
+
+    fn join(&self, _: &[u8], _: usize) -> Result<(), String> {
+        Err("there is no GPU here".into())
+    }
+
+    fn send(&self, _: &[u8]) -> Result<(), String> {
+        Err("there is no GPU here".into())
+    }
+
+    fn abort(&self) {}
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs running servers without a GPU: SLIME_SERVERS and SLIME_MODEL"]
+async fn servers_without_a_gpu_meet_at_the_store_and_read_the_directory_instead() {
+    let pool = pool("nccl", false);
+    let publisher = publisher(&pool, PauseMode::Retract)
+        .by(Transport::Nccl)
+        .with_caster(Arc::new(NoGpu));
+    for version in [1, 2] {
+        let report = publisher
+            .publish(&model(), WeightVersion(version))
+            .await
+            .unwrap();
+        assert!(report.failed.is_empty(), "{:?}", report.failed);
+        let one = pool
+            .sample(request(&format!("n{version}"), 4))
+            .await
+            .unwrap();
+        assert_eq!(one.versions, [(WeightVersion(version), 4)]);
+    }
 }

@@ -5,6 +5,7 @@
 //! another number of rows. Read [`ops`](self) as the list of launches, the operation folders for what each kernel does.
 
 mod attention;
+pub mod broadcast;
 mod choices;
 mod device;
 mod gemm;

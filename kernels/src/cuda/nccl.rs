@@ -23,12 +23,22 @@ const BF16: c_int = 9;
 const F32: c_int = 7;
 const SUM: c_int = 0;
 
+/// What all members of a group know before they meet.
 #[derive(Clone, Copy)]
 #[repr(C)]
-struct UniqueId([u8; 128]);
+pub(super) struct UniqueId(pub(super) [u8; 128]);
 
-type Handle = *mut c_void;
-type Status = c_int;
+impl UniqueId {
+    pub(super) fn new(api: &Api) -> Result<Self> {
+        let mut id = Self([0; 128]);
+        // SAFETY: writes 128 bytes.
+        api.check("ncclGetUniqueId", unsafe { (api.unique_id)(&mut id) })?;
+        Ok(id)
+    }
+}
+
+pub(super) type Handle = *mut c_void;
+pub(super) type Status = c_int;
 type Collective = unsafe extern "C" fn(
     *const c_void,
     *mut c_void,
@@ -40,7 +50,7 @@ type Collective = unsafe extern "C" fn(
 ) -> Status;
 
 /// The functions used, as nccl.h declares them.
-struct Api {
+pub(super) struct Api {
     version: unsafe extern "C" fn(*mut c_int) -> Status,
     unique_id: unsafe extern "C" fn(*mut UniqueId) -> Status,
     init_rank: unsafe extern "C" fn(*mut Handle, c_int, UniqueId, c_int) -> Status,
@@ -59,6 +69,15 @@ struct Api {
     ) -> Status,
     send: unsafe extern "C" fn(*const c_void, usize, c_int, c_int, Handle, *mut c_void) -> Status,
     recv: unsafe extern "C" fn(*mut c_void, usize, c_int, c_int, Handle, *mut c_void) -> Status,
+    pub(super) broadcast: unsafe extern "C" fn(
+        *const c_void,
+        *mut c_void,
+        usize,
+        c_int,
+        c_int,
+        Handle,
+        *mut c_void,
+    ) -> Status,
     group_start: unsafe extern "C" fn() -> Status,
     group_end: unsafe extern "C" fn() -> Status,
 }
@@ -109,6 +128,7 @@ impl Api {
             all_gather: symbol!("ncclAllGather"),
             send: symbol!("ncclSend"),
             recv: symbol!("ncclRecv"),
+            broadcast: symbol!("ncclBroadcast"),
             group_start: symbol!("ncclGroupStart"),
             group_end: symbol!("ncclGroupEnd"),
         };
@@ -117,7 +137,7 @@ impl Api {
         Ok(api)
     }
 
-    fn get() -> Result<&'static Self> {
+    pub(super) fn get() -> Result<&'static Self> {
         static API: OnceLock<std::result::Result<Api, String>> = OnceLock::new();
         match API.get_or_init(Self::open) {
             Ok(api) => Ok(api),
@@ -125,7 +145,7 @@ impl Api {
         }
     }
 
-    fn check(&self, op: &str, status: Status) -> Result<()> {
+    pub(super) fn check(&self, op: &str, status: Status) -> Result<()> {
         if status == 0 {
             return Ok(());
         }
@@ -148,7 +168,7 @@ pub fn version() -> Result<i32> {
 }
 
 /// One communicator. Its handle is kept as an address; calls on it are made one at a time.
-struct Line {
+pub(super) struct Line {
     address: usize,
     one_at_a_time: Mutex<()>,
     aborted: AtomicBool,
@@ -156,7 +176,7 @@ struct Line {
 
 impl Line {
     /// All members call it at once; `id` is the same on all.
-    fn new(api: &Api, size: usize, rank: usize, id: UniqueId) -> Result<Arc<Self>> {
+    pub(super) fn new(api: &Api, size: usize, rank: usize, id: UniqueId) -> Result<Arc<Self>> {
         let mut handle: Handle = std::ptr::null_mut();
         // SAFETY: writes one handle; the current device is this rank's, bound by the caller.
         let status = unsafe { (api.init_rank)(&mut handle, size as c_int, id, rank as c_int) };
@@ -168,7 +188,7 @@ impl Line {
         }))
     }
 
-    fn with(&self, call: impl FnOnce(Handle) -> Status) -> Result<Status> {
+    pub(super) fn with(&self, call: impl FnOnce(Handle) -> Status) -> Result<Status> {
         let lock = self.one_at_a_time.lock();
         let _held = lock.unwrap_or_else(PoisonError::into_inner);
         if self.aborted.load(Ordering::Acquire) {
@@ -178,7 +198,7 @@ impl Line {
     }
 
     /// Free whoever waits in it. Not under the lock: a thread that waits inside a call holds it.
-    fn abort(&self, api: &Api) {
+    pub(super) fn abort(&self, api: &Api) {
         if !self.aborted.swap(true, Ordering::AcqRel) {
             // SAFETY: the handle came from ncclCommInitRank, is not destroyed once `aborted` is set, and may be aborted
             // while others wait in it.
@@ -186,7 +206,7 @@ impl Line {
         }
     }
 
-    fn destroy(&self, api: &Api) {
+    pub(super) fn destroy(&self, api: &Api) {
         if !self.aborted.swap(true, Ordering::AcqRel) {
             // SAFETY: the handle is live and nothing uses it from now on.
             let _ = unsafe { (api.destroy)(self.address as Handle) };
@@ -234,8 +254,7 @@ impl Nccl {
         let line = || -> Result<Arc<Line>> {
             let mut id = UniqueId([0; 128]);
             if host.rank() == 0 {
-                // SAFETY: writes 128 bytes.
-                api.check("ncclGetUniqueId", unsafe { (api.unique_id)(&mut id) })?;
+                id = UniqueId::new(api)?;
             }
             let said: Vec<f64> = id.0.iter().map(|&b| f64::from(b)).collect();
             let all = host.all_gather_host(&said)?;

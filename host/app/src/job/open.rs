@@ -15,6 +15,7 @@ use crate::config::plan::Weights;
 use crate::error::{Failure, Result, at_path};
 use crate::telemetry::console::{self, COLUMNS, Console};
 use crate::telemetry::{Telemetry, Trace, metrics, report};
+use crate::wire::caster;
 use crate::wire::device::on_device;
 use crate::wire::dry_run::dry_run;
 use crate::wire::{Computer, Serving, refused, rollout_failed};
@@ -295,13 +296,19 @@ fn publisher(opened: &Opened, serving: &Serving) -> Result<Publisher> {
         }
         _ => publisher,
     };
-    if plan.transport != Transport::Delta {
-        return Ok(publisher);
+    match plan.transport {
+        Transport::Disk | Transport::SharedMemory => Ok(publisher),
+        Transport::Delta => {
+            let name = format!("slime-host-{}", std::process::id());
+            let local = plan.local_dir.clone();
+            let local = local.unwrap_or_else(|| Path::new("/dev/shm").join(name));
+            publisher.with_local(&local).map_err(rollout_failed)
+        }
+        Transport::Nccl => {
+            let caster = caster::open(opened.plan.model.device)?;
+            Ok(publisher.with_caster(caster))
+        }
     }
-    let name = format!("slime-host-{}", std::process::id());
-    let local = plan.local_dir.clone();
-    let local = local.unwrap_or_else(|| Path::new("/dev/shm").join(name));
-    publisher.with_local(&local).map_err(rollout_failed)
 }
 
 /// Tokens for the self-check. The embedded engine runs the trainer's own kernels and needs none.

@@ -17,6 +17,9 @@ pub enum Computer {
 }
 
 impl Computer {
+    /// The GPU that a process computes on.
+    pub const FIRST_GPU: usize = 0;
+
     /// Open a device. Every call gives memory and a stream of its own.
     ///
     /// # Errors
@@ -24,7 +27,7 @@ impl Computer {
     pub fn open(device: Device) -> Result<Self, Problem> {
         match device {
             Device::Cpu => Ok(Self::Cpu(Arc::new(Cpu::new()))),
-            Device::Cuda => match Cuda::open(0) {
+            Device::Cuda => match Cuda::open(Self::FIRST_GPU) {
                 Ok(cuda) => Ok(Self::Cuda(Arc::new(cuda))),
                 Err(e) => Err(Problem::new(format!("no GPU can be used: {e}")).help(
                     "`slime-host doctor` lists what is missing; without a GPU leave `device` out",

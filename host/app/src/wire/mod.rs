@@ -3,6 +3,7 @@
 //! It opens and checks; it runs no loop. What it refuses is still a problem of the configuration, because nothing has
 //! been sampled or trained yet. Read `model`, then the others in any order.
 
+pub mod caster;
 pub mod device;
 pub mod dry_run;
 pub mod engine;

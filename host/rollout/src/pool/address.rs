@@ -48,6 +48,11 @@ impl Address {
         Ok(Self::new(host, port))
     }
 
+    /// `host:port`.
+    pub(crate) fn authority(&self) -> &str {
+        self.0.trim_start_matches("http://")
+    }
+
     /// The address with a path.
     pub(crate) fn url(&self, path: &str) -> String {
         format!("{}{path}", self.0)

@@ -24,7 +24,7 @@ pub use member::Standing;
 pub use route::Routing;
 pub use server::{CallError, Server};
 
-use crate::publish::{Bucket, Proof};
+use crate::publish::{Bucket, Proof, Round};
 use crate::{RolloutError, lock};
 pub(crate) use member::Member;
 use route::Candidate;
@@ -129,6 +129,8 @@ pub(crate) struct Published {
     pub(crate) proof: Arc<Proof>,
     /// The weights in shared memory, where they travel that way; else members read `dir`.
     pub(crate) buckets: Option<Arc<Vec<Bucket>>>,
+    /// The broadcast that members take part in, where they travel that way.
+    pub(crate) round: Option<Arc<Round>>,
 }
 
 /// What happened to requests since the pool was made.

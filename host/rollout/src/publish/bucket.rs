@@ -38,41 +38,23 @@ impl Bucket {
         manifest: &Manifest,
         limit: u64,
     ) -> Result<Vec<Self>, RolloutError> {
-        let mut rest: &[Tensor] = manifest.in_order();
-        let mut buckets = Vec::new();
-        while let Some(first) = rest.first() {
-            let mut num_bytes = first.num_bytes();
-            let mut len = 1;
-            while let Some(next) = rest.get(len)
-                && num_bytes + next.num_bytes() <= limit
-            {
-                num_bytes += next.num_bytes();
-                len += 1;
-            }
-            let bucket = Self {
-                root: root.to_path_buf(),
-                name: format!("{name}-{}", buckets.len()),
-                tensors: rest[..len].to_vec(),
-                num_bytes,
-                names_given: AtomicU64::new(0),
-            };
-            for tensor in &bucket.tensors {
-                torch_dtype(&tensor.dtype).ok_or_else(|| RolloutError::File {
-                    path: tensor.file.clone(),
-                    reason: format!(
-                        "tensor `{}` is {}; shared memory takes F32, BF16, F16 and F8_E4M3",
-                        tensor.name, tensor.dtype
-                    ),
+        let groups = groups(manifest, limit)?.into_iter().enumerate();
+        groups
+            .map(|(number, tensors)| {
+                let bucket = Self {
+                    root: root.to_path_buf(),
+                    name: format!("{name}-{number}"),
+                    tensors: tensors.to_vec(),
+                    num_bytes: tensors.iter().map(Tensor::num_bytes).sum(),
+                    names_given: AtomicU64::new(0),
+                };
+                bucket.write().map_err(|e| RolloutError::File {
+                    path: bucket.path(&bucket.name),
+                    reason: format!("weights cannot be put into shared memory: {e}"),
                 })?;
-            }
-            bucket.write().map_err(|e| RolloutError::File {
-                path: bucket.path(&bucket.name),
-                reason: format!("weights cannot be put into shared memory: {e}"),
-            })?;
-            buckets.push(bucket);
-            rest = &rest[len..];
-        }
-        Ok(buckets)
+                Ok(bucket)
+            })
+            .collect()
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -84,26 +66,7 @@ impl Bucket {
         let mut header = [0; HEADER_BYTES];
         header[0] = 1;
         out.write_all(&header)?;
-        let mut open: Option<(&Path, File)> = None;
-        for tensor in &self.tensors {
-            let file = match &mut open {
-                Some((path, file)) if *path == tensor.file => file,
-                _ => {
-                    &mut open
-                        .insert((tensor.file.as_path(), File::open(&tensor.file)?))
-                        .1
-                }
-            };
-            file.seek(SeekFrom::Start(tensor.start))?;
-            let copied = io::copy(&mut file.take(tensor.num_bytes()), &mut out)?;
-            if copied != tensor.num_bytes() {
-                return Err(io::Error::other(format!(
-                    "tensor `{}` is cut short",
-                    tensor.name
-                )));
-            }
-        }
-        Ok(())
+        copy(&self.tensors, &mut out)
     }
 
     /// A request body's payload for one reader: the pickle that names a fresh link to the bucket.
@@ -131,7 +94,55 @@ impl Drop for Bucket {
     }
 }
 
-fn torch_dtype(safetensors: &str) -> Option<&'static str> {
+/// The tensors of `manifest` in the files' order, in runs of about `limit` bytes.
+///
+/// # Errors
+/// A type that a server has no name for.
+pub(super) fn groups(manifest: &Manifest, limit: u64) -> Result<Vec<&[Tensor]>, RolloutError> {
+    let all = manifest.in_order();
+    if let Some(tensor) = all.iter().find(|t| torch_dtype(&t.dtype).is_none()) {
+        return Err(RolloutError::File {
+            path: tensor.file.clone(),
+            reason: format!(
+                "tensor `{}` is {}; servers are sent F32, BF16, F16 and F8_E4M3",
+                tensor.name, tensor.dtype
+            ),
+        });
+    }
+    let (mut groups, mut begin, mut num_bytes) = (Vec::new(), 0, 0);
+    for (index, tensor) in all.iter().enumerate() {
+        if index > begin && num_bytes + tensor.num_bytes() > limit {
+            groups.push(&all[begin..index]);
+            (begin, num_bytes) = (index, 0);
+        }
+        num_bytes += tensor.num_bytes();
+    }
+    groups.extend(all.get(begin..).filter(|last| !last.is_empty()));
+    Ok(groups)
+}
+
+/// Append the bytes of `tensors` to `out`.
+pub(super) fn copy(tensors: &[Tensor], out: &mut impl Write) -> io::Result<()> {
+    let mut open: Option<(&Path, File)> = None;
+    for tensor in tensors {
+        let file = match &mut open {
+            Some((path, file)) if *path == tensor.file => file,
+            _ => {
+                &mut open
+                    .insert((tensor.file.as_path(), File::open(&tensor.file)?))
+                    .1
+            }
+        };
+        file.seek(SeekFrom::Start(tensor.start))?;
+        if io::copy(&mut file.take(tensor.num_bytes()), out)? != tensor.num_bytes() {
+            let what = format!("tensor `{}` is cut short", tensor.name);
+            return Err(io::Error::other(what));
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn torch_dtype(safetensors: &str) -> Option<&'static str> {
     Some(match safetensors {
         "F32" => "float32",
         "BF16" => "bfloat16",

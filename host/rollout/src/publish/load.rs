@@ -1,12 +1,13 @@
-//! How a version's bytes reach one server: a directory it reads, or shared memory it is told the name of. A delta
-//! ends in a directory too (`local.rs`).
+//! How a version's bytes reach one server: a directory it reads, shared memory it is told the name of, or a broadcast it
+//! takes part in (`broadcast`). A delta ends in a directory too (`local.rs`).
 
+use super::broadcast::Ticket;
 use super::bucket::Bucket;
 use crate::pool::endpoint::server_info::server_info;
 use crate::pool::endpoint::update_weights_from_disk::update_weights_from_disk;
 use crate::pool::endpoint::update_weights_from_tensor::update_weights_from_tensor;
 use crate::pool::endpoint::weight_session;
-use crate::pool::{Published, Server};
+use crate::pool::{Member, Published, Server};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
@@ -22,6 +23,8 @@ pub enum Transport {
     /// What changed is written beside the version and applied to a copy in this host's memory, which servers of this
     /// host read.
     Delta,
+    /// The bytes go from this process's GPU to those of all servers at once, over NCCL.
+    Nccl,
 }
 
 /// Load `published` as `label`.
@@ -29,16 +32,25 @@ pub enum Transport {
 /// # Errors
 /// In words; the server's weights are unknown then.
 pub(super) async fn load(
-    server: &Server,
+    member: &Member,
     published: &Published,
+    ticket: Option<Ticket>,
     label: &str,
 ) -> Result<(), String> {
-    match &published.buckets {
-        None => update_weights_from_disk(server, &published.dir, label, published.update_deadline)
-            .await
-            .map_err(|e| format!("update: {e}")),
-        Some(buckets) => from_shared_memory(server, published, buckets, label).await,
+    let (server, deadline) = (&member.server, published.update_deadline);
+    if let Some(buckets) = &published.buckets {
+        return from_shared_memory(server, published, buckets, label).await;
     }
+    if let Some(ticket) = ticket
+        && ticket
+            .receive(server, member.lost(), label, deadline)
+            .await?
+    {
+        return Ok(());
+    }
+    update_weights_from_disk(server, &published.dir, label, deadline)
+        .await
+        .map_err(|e| format!("update: {e}"))
 }
 
 async fn from_shared_memory(

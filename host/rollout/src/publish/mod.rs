@@ -1,9 +1,10 @@
 //! New weights reach the pool: pause, update, prove, continue, on all members at once.
 //!
 //! It refuses to know what the weights mean. Read `dirs.rs` for how long a directory lives, `check.rs` for what
-//! is looked at before a server is told to load it, `load.rs` and `local.rs` for the ways there, `proof.rs` for what is looked at
+//! is looked at before a server is told to load it, `load.rs`, `local.rs` and `broadcast` for the ways there, `proof.rs` for what is looked at
 //! afterwards.
 
+mod broadcast;
 mod bucket;
 mod check;
 mod delta;
@@ -15,6 +16,8 @@ mod proof;
 #[cfg(test)]
 pub(crate) mod tests;
 
+pub use broadcast::Caster;
+pub(crate) use broadcast::Round;
 pub(crate) use bucket::Bucket;
 pub use check::Manifest;
 pub use delta::{DeltaSize, apply, encode};
@@ -28,6 +31,7 @@ use crate::pool::endpoint::pause_generation::pause_generation;
 use crate::pool::endpoint::weights_checker::weights_checker;
 use crate::pool::{Address, Inner, PauseMode, Pool, Published, Standing};
 use crate::{RolloutError, lock};
+use broadcast::Casting;
 use local::Local;
 use slime_core::WeightVersion;
 use std::path::{Path, PathBuf};
@@ -71,6 +75,8 @@ pub struct Publisher {
     patience: Duration,
     /// This host's copy, which deltas keep in step.
     local: Option<Arc<Local>>,
+    /// This process's GPU, for [`Transport::Nccl`].
+    casting: Option<Casting>,
     /// What the servers were started with.
     model: Option<Manifest>,
     /// Names, shapes and types of the first directory published; the later ones must have the same.
@@ -88,6 +94,7 @@ impl Publisher {
             update_deadline,
             patience: Duration::ZERO,
             local: None,
+            casting: None,
             model: None,
             manifest: Mutex::default(),
             one_at_a_time: tokio::sync::Mutex::default(),
@@ -117,6 +124,13 @@ impl Publisher {
     pub fn with_local(self, root: &Path) -> Result<Self, RolloutError> {
         let local = Some(Arc::new(Local::open(root)?));
         Ok(Self { local, ..self })
+    }
+
+    /// Broadcast from `caster`, for [`Transport::Nccl`].
+    #[must_use]
+    pub fn with_caster(self, caster: Arc<dyn Caster>) -> Self {
+        let casting = Some(Casting::new(caster));
+        Self { casting, ..self }
     }
 
     /// Where no member takes a version, wait for so long that one comes back and does.
@@ -157,15 +171,20 @@ impl Publisher {
             checksum: None,
             proof: Arc::new(Proof::of(&manifest)?),
             buckets: None,
+            round: None,
         };
-        // A member that comes back later reads the directory: shared memory is given back at once.
+        // A member that comes back later reads the directory: shared memory is given back at once, and a broadcast is over.
         *lock(&inner.published) = Some(published.clone());
         published.buckets = staged.buckets;
+        published.round = self.round(&manifest)?;
         let staged_in = begin.elapsed();
-        futures::future::join_all(
-            (0..inner.members.len()).map(|i| update_member(inner, i, &published)),
-        )
-        .await;
+        let updates = (0..inner.members.len()).map(|i| update_member(inner, i, &published));
+        let leading = async {
+            if let (Some(casting), Some(round)) = (&self.casting, &published.round) {
+                casting.lead(round, self.update_deadline).await;
+            }
+        };
+        futures::future::join(futures::future::join_all(updates), leading).await;
         drop(published);
         let compared = self.compare(version).await;
         let wall = begin.elapsed();
@@ -206,6 +225,15 @@ impl Publisher {
         Ok(report)
     }
 
+    /// A broadcast to all members, where weights travel that way.
+    fn round(&self, manifest: &Manifest) -> Result<Option<Arc<Round>>, RolloutError> {
+        if self.transport != Transport::Nccl || self.casting.is_none() {
+            return Ok(None);
+        }
+        let members = self.pool.inner.members.len();
+        Ok(Some(Arc::new(Round::new(manifest, members)?)))
+    }
+
     /// Put the bytes where servers find them.
     async fn stage(
         &self,
@@ -221,7 +249,9 @@ impl Publisher {
         let (manifest, in_use) = (manifest.clone(), self.in_use());
         let work: Box<dyn FnOnce() -> Result<Staged, RolloutError> + Send> =
             match (self.transport, &self.local) {
-                (Transport::Disk, _) | (Transport::Delta, None) => return Ok(whole),
+                (Transport::Disk | Transport::Nccl, _) | (Transport::Delta, None) => {
+                    return Ok(whole);
+                }
                 (Transport::SharedMemory, _) => Box::new(move || {
                     let name = format!("slime-{}-{version}", std::process::id());
                     let root = Path::new(bucket::SHARED_MEMORY);
@@ -327,6 +357,7 @@ const DIFFERS: &str = "its weights' checksum differs from the other members'";
 /// Pause one member, load, prove, continue. Its standing says how it went.
 pub(crate) async fn update_member(inner: &Inner, index: usize, published: &Published) {
     let member = &inner.members[index];
+    let ticket = published.round.as_ref().map(|round| round.ticket(index));
     let _one = member.updating.lock().await;
     // A newer version was published while this waited, or somebody else gave it this one.
     if lock(&inner.published)
@@ -343,7 +374,7 @@ pub(crate) async fn update_member(inner: &Inner, index: usize, published: &Publi
             .await
             .map_err(|e| format!("pause: {e}"))?;
         member.set_reading(Some(published.version));
-        load::load(server, published, &label).await?;
+        load::load(member, published, ticket, &label).await?;
         let proven = get_weight_version(server)
             .await
             .map_err(|e| format!("version: {e}"))?;

@@ -37,12 +37,12 @@ pub(crate) fn weights(tensors: &[(&str, &[u64])]) -> TempDir {
 }
 
 /// A server that takes weights; `refuse` of its first updates fail.
-struct Engine {
-    server: MockServer,
-    label: Arc<Mutex<String>>,
+pub(crate) struct Engine {
+    pub(crate) server: MockServer,
+    pub(crate) label: Arc<Mutex<String>>,
 }
 
-async fn engine(refuse: usize, checksum: &'static str) -> Engine {
+pub(crate) async fn engine(refuse: usize, checksum: &'static str) -> Engine {
     let server = MockServer::start().await;
     let label = Arc::new(Mutex::new("default".to_owned()));
     for endpoint in ["/pause_generation", "/continue_generation"] {
@@ -86,7 +86,7 @@ async fn engine(refuse: usize, checksum: &'static str) -> Engine {
     Engine { server, label }
 }
 
-fn pool(engines: &[&Engine]) -> Arc<Pool> {
+pub(crate) fn pool(engines: &[&Engine]) -> Arc<Pool> {
     let addresses = engines
         .iter()
         .map(|e| Address::parse(&e.server.uri()).unwrap())

@@ -113,7 +113,7 @@ pub(super) const FLAGS: &[Flag] = &[
     one(Rollout, "rollout-num-gpus-per-engine", "rollout.num_gpus_per_engine", "N", "GPUs of one launched server"),
     one(Rollout, "sglang-args", "rollout.sglang_args", "LIST", "All flags of launched servers, as one TOML list"),
     one(Rollout, "update-weight-disk-dir", "rollout.update_weight_disk_dir", "DIR", "Where new weights are handed to servers"),
-    one(Rollout, "update-weight-transport", "rollout.update_weight_transport", "NAME", "disk, shared-memory or delta"),
+    one(Rollout, "update-weight-transport", "rollout.update_weight_transport", "NAME", "disk, shared-memory, delta or nccl"),
     one(Algorithm, "advantage-estimator", "algorithm.advantage_estimator", "NAME", "How rewards become advantages"),
     one(Algorithm, "eps-clip", "algorithm.eps_clip", "E", "Lower clip of the ratio"),
     one(Algorithm, "eps-clip-high", "algorithm.eps_clip_high", "E", "Upper clip of the ratio"),
