@@ -49,6 +49,11 @@ impl Caster for Fake {
 /// A server that joins groups and receives, or answers one of the two with 400.
 async fn member(refuses: Option<&'static str>) -> Engine {
     let engine = engine(0, "same").await;
+    let info = ResponseTemplate::new(200).set_body_json(json!({ "tp_size": 1, "dp_size": 1 }));
+    Mock::given(path("/server_info"))
+        .respond_with(info)
+        .mount(&engine.server)
+        .await;
     for endpoint in [
         "/init_weights_update_group",
         "/update_weights_from_distributed",
