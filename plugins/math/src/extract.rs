@@ -40,7 +40,7 @@ pub(crate) fn gold(label: &str) -> &str {
 
 /// The content of the last `\boxed{…}`, `\fbox{…}` or `\boxed x`: `None` where there is no box, `Some(None)` where
 /// the last one is broken.
-fn last_box(text: &str) -> Option<Option<&str>> {
+pub fn last_box(text: &str) -> Option<Option<&str>> {
     let (at, command) = ["\\boxed", "\\fbox"]
         .iter()
         .filter_map(|command| Some((text.rfind(command)?, command)))

@@ -23,7 +23,10 @@ mod tests;
 mod token;
 
 use extract::Found;
-use slime_sdk_verifier::{Error, Finished, Verdict, Verifier, export};
+pub use extract::last_box;
+#[cfg(feature = "component")]
+use slime_sdk_verifier::export;
+use slime_sdk_verifier::{Error, Finished, Verdict, Verifier};
 
 /// 1 for the right answer, else 0.
 pub struct Math;
@@ -31,36 +34,54 @@ pub struct Math;
 /// Labels that mean that there is none.
 const NO_LABEL: [&str; 6] = ["", "none", "null", "nan", "n/a", "-"];
 
-impl Verifier for Math {
-    fn score(item: Finished) -> Result<Verdict, Error> {
-        let label = item
-            .label()
-            .ok_or_else(|| Error::invalid_gold("math needs a label"))?;
-        let text = extract::gold(&label);
+/// A gold answer that could be read: what other verifiers of mathematics compare with.
+pub struct Gold(answer::Answer);
+
+impl Gold {
+    /// Read a label: its last box, what follows `####`, or all of it.
+    ///
+    /// # Errors
+    /// It is no answer.
+    pub fn read(label: &str) -> Result<Self, Error> {
+        let text = extract::gold(label);
         if NO_LABEL.contains(&text.to_lowercase().as_str()) {
             return Err(Error::invalid_gold(format!(
                 "the label `{label}` is no answer"
             )));
         }
-        let gold = answer::parse(text).ok_or_else(|| {
+        answer::parse(text).map(Self).ok_or_else(|| {
             Error::invalid_gold(format!("the label `{label}` cannot be read as mathematics"))
-        })?;
-        let response = item.response();
-        let (answered, parsed) = match extract::answer(&response) {
-            Found::Nothing => (false, None),
-            Found::Answer(text) if gold.has_unit() => (
-                true,
-                answer::parse_with_unit(text).or_else(|| answer::parse(text)),
-            ),
-            Found::Answer(text) => (true, answer::parse(text)),
+        })
+    }
+
+    /// Whether an answer, taken out of its box, is this one; `None` where it cannot be read.
+    pub fn matches(&self, text: &str) -> Option<bool> {
+        let with_unit = if self.0.has_unit() {
+            answer::parse_with_unit(text)
+        } else {
+            None
         };
-        let right = parsed
-            .as_ref()
-            .is_some_and(|answer| compare::same(&gold, answer));
-        Ok(Verdict::reward(f64::from(right))
-            .with_metric("answered", f64::from(answered))
-            .with_metric("parsed", f64::from(parsed.is_some())))
+        let answer = with_unit.or_else(|| answer::parse(text))?;
+        Some(compare::same(&self.0, &answer))
     }
 }
 
+impl Verifier for Math {
+    fn score(item: Finished) -> Result<Verdict, Error> {
+        let label = item
+            .label()
+            .ok_or_else(|| Error::invalid_gold("math needs a label"))?;
+        let gold = Gold::read(&label)?;
+        let response = item.response();
+        let (answered, right) = match extract::answer(&response) {
+            Found::Nothing => (false, None),
+            Found::Answer(text) => (true, gold.matches(text)),
+        };
+        Ok(Verdict::reward(f64::from(right == Some(true)))
+            .with_metric("answered", f64::from(answered))
+            .with_metric("parsed", f64::from(right.is_some())))
+    }
+}
+
+#[cfg(feature = "component")]
 export!(Math);
