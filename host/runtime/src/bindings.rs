@@ -59,6 +59,24 @@ pub(crate) mod generator {
     });
 }
 
+pub(crate) mod generator_async {
+    wasmtime::component::bindgen!({
+        path: "../../wit",
+        world: "slime:plugin/generator-async",
+        imports: {
+            default: trappable,
+            "slime:plugin/trajectories-async.sample": async | store | trappable,
+        },
+        exports: { default: async },
+        with: {
+            "slime:plugin/types": super::verifier::slime::plugin::types,
+            "slime:plugin/log": super::verifier::slime::plugin::log,
+            "slime:plugin/tools": super::capabilities::slime::plugin::tools,
+            "slime:plugin/trajectories": super::generator::slime::plugin::trajectories,
+        },
+    });
+}
+
 pub(crate) mod source {
     wasmtime::component::bindgen!({
         path: "../../wit",
@@ -149,5 +167,6 @@ pub(crate) mod tool {
 
 pub(crate) use capabilities::slime::plugin::{code_exec, http, kv, models, tools};
 pub(crate) use generator::slime::plugin::trajectories;
+pub(crate) use generator_async::slime::plugin::trajectories_async;
 pub(crate) use group_verifier::slime::plugin::groups;
 pub(crate) use verifier::slime::plugin::{log, rollouts, types, verdicts};

@@ -82,14 +82,14 @@ async fn execute<J: Job>(
 ) -> Ended<J::Answer> {
     let shared = &plugin.shared;
     let cancelled = shared.cancelled.notified();
-    let Ok(_slots) = shared.slots.acquire_many(plugin.weight).await else {
+    let Ok(_slots) = plugin.home().slots.acquire_many(plugin.weight).await else {
         return failed(Outcome::Cancelled("the host shut down".into()));
     };
     let start = Instant::now();
     let mut store = store(plugin, seed);
     store.data_mut().caller = caller;
     let meter = Arc::clone(&store.data().meter);
-    let running = shared.ticker.running();
+    let running = plugin.home().ticker.running();
     let ending = {
         let work = tokio::time::timeout(wall, meter.time(job.run(plugin, &mut store)));
         tokio::select! {
@@ -141,16 +141,17 @@ fn failed<T>(outcome: Outcome) -> Ended<T> {
 }
 
 /// A store for one call, with every budget set.
-fn store(plugin: &Arc<Loaded>, seed: u64) -> Store<Context> {
+pub(crate) fn store(plugin: &Arc<Loaded>, seed: u64) -> Store<Context> {
     let context = Context::new(Arc::clone(plugin), seed);
     let limits = &plugin.limits;
-    let mut store = Store::new(&plugin.shared.engine, context);
+    let mut store = Store::new(&plugin.home().engine, context);
     store.limiter(|context| &mut context.memory);
     store.set_hostcall_fuel(usize::try_from(limits.hostcall_bytes).unwrap_or(usize::MAX));
     let cpu = limits.cpu;
     store.set_epoch_deadline(1);
     store.epoch_deadline_callback(move |context| {
-        if context.data().meter.running() >= cpu {
+        let (used, since) = (context.data().meter.running(), context.data().since);
+        if used.saturating_sub(since) >= cpu || used >= context.data().cpu {
             return Err(Exhausted::Cpu.into());
         }
         Ok(UpdateDeadline::Yield(1))
@@ -159,7 +160,7 @@ fn store(plugin: &Arc<Loaded>, seed: u64) -> Store<Context> {
 }
 
 /// Why the guest stopped, as an outcome that a person understands.
-fn why(error: &wasmtime::Error, plugin: &Loaded, context: &Context) -> Outcome {
+pub(crate) fn why(error: &wasmtime::Error, plugin: &Loaded, context: &Context) -> Outcome {
     let limits = &plugin.limits;
     match error.downcast_ref::<Exhausted>() {
         Some(Exhausted::Cpu) => {

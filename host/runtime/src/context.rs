@@ -7,13 +7,17 @@ use crate::plugin::Loaded;
 use crate::sandbox::{self, Tail};
 use crate::services::Services;
 use slime_core::ports::LiveTrajectory;
+use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 use wasmtime::ResourceLimiter;
 use wasmtime_wasi::{ResourceTable, WasiCtx, WasiCtxView, WasiView};
 
 /// Handles that one call may hold, the host's and WASI's together.
 const MAX_HANDLES: usize = 4096;
+/// Lines of the log that one call may write.
+const LOG_LINES: u64 = 64;
 /// Table elements of one table: enough for the function tables of large interpreters.
 const MAX_TABLE_ELEMENTS: usize = 100_000;
 
@@ -28,6 +32,10 @@ pub(crate) struct Context {
     pub(crate) table: ResourceTable,
     pub(crate) memory: MemoryBooks,
     pub(crate) meter: Arc<Meter>,
+    /// Time in which the guest may run, all in all.
+    pub(crate) cpu: Duration,
+    /// Where the meter stood when the guest last gave a sign of life; of one that serves one call, its start.
+    pub(crate) since: Duration,
     pub(crate) stderr: Tail,
     pub(crate) host_calls: Budget,
     pub(crate) tokens: Budget,
@@ -41,6 +49,19 @@ pub(crate) struct Context {
     /// Every trajectory the call has held, in order of creation.
     pub(crate) opened: Vec<Arc<dyn LiveTrajectory>>,
     /// The kinds of error the host gave the guest; a guest cannot claim one that it was never given.
+    pub(crate) given: Vec<ErrorCode>,
+    /// The rollout whose books the fields above are; an instance that serves one call knows no other than 0.
+    pub(crate) rollout: u64,
+    /// The books of the other rollouts of the instance.
+    parked: HashMap<u64, Books>,
+}
+
+/// What belongs to one rollout among several of an instance.
+pub(crate) struct Books {
+    pub(crate) seed: u64,
+    pub(crate) tokens: Budget,
+    pub(crate) caller: Option<tokio::runtime::Handle>,
+    pub(crate) opened: Vec<Arc<dyn LiveTrajectory>>,
     pub(crate) given: Vec<ErrorCode>,
 }
 
@@ -56,26 +77,81 @@ impl Context {
             table,
             memory: MemoryBooks::new(limits.memory_bytes),
             meter: Arc::default(),
+            cpu: limits.cpu,
+            since: Duration::ZERO,
             stderr: Tail::default(),
             host_calls: Budget::new(limits.host_calls),
             tokens: Budget::new(limits.tokens),
-            log_lines: Budget::new(64),
+            log_lines: Budget::new(LOG_LINES),
             programs: Budget::new(limits.programs),
             hostcall_bytes: limits.hostcall_bytes,
             caller: None,
             opened: Vec::new(),
             given: Vec::new(),
+            rollout: 0,
+            parked: HashMap::new(),
             plugin,
         }
     }
 
     /// Count one call of the guest into the host; the call that exceeds the budget ends the guest.
     pub(crate) fn count_host_call(&mut self) -> wasmtime::Result<()> {
+        if self.rollout > 0 {
+            self.since = self.meter.running();
+        }
         if self.host_calls.take(1) {
             Ok(())
         } else {
             Err(Exhausted::HostCalls(self.host_calls.limit).into())
         }
+    }
+
+    /// Keep books for one more rollout, and let this instance do what one more may do.
+    pub(crate) fn open_rollout(
+        &mut self,
+        rollout: u64,
+        seed: u64,
+        caller: Option<tokio::runtime::Handle>,
+    ) {
+        let limits = &self.plugin.limits;
+        self.host_calls.limit += limits.host_calls;
+        self.log_lines.limit += LOG_LINES;
+        self.programs.limit += limits.programs;
+        self.cpu += limits.cpu;
+        self.since = self.meter.running();
+        let books = Books {
+            seed,
+            tokens: Budget::new(limits.tokens),
+            caller,
+            opened: Vec::new(),
+            given: Vec::new(),
+        };
+        self.parked.insert(rollout, books);
+        self.enter(rollout);
+    }
+
+    /// Turn to the books of a rollout; `false` where it is over.
+    pub(crate) fn enter(&mut self, rollout: u64) -> bool {
+        if rollout == self.rollout {
+            return true;
+        }
+        let Some(mut books) = self.parked.remove(&rollout) else {
+            return false;
+        };
+        std::mem::swap(&mut self.seed, &mut books.seed);
+        std::mem::swap(&mut self.tokens, &mut books.tokens);
+        std::mem::swap(&mut self.caller, &mut books.caller);
+        std::mem::swap(&mut self.opened, &mut books.opened);
+        std::mem::swap(&mut self.given, &mut books.given);
+        self.parked.insert(self.rollout, books);
+        self.rollout = rollout;
+        true
+    }
+
+    /// Close the books of a rollout and hand them over.
+    pub(crate) fn close_rollout(&mut self, rollout: u64) -> Option<Books> {
+        self.enter(0);
+        self.parked.remove(&rollout)
     }
 
     /// Refuse to build text for the guest that exceeds what may cross.

@@ -10,18 +10,17 @@ use wasmtime::component::Component;
 pub(crate) const VERSION: &str = "0.1.0";
 
 /// Worlds by the interface they export.
-const WORLDS: [(&str, &str); 8] = [
+const WORLDS: [(&str, &str); 9] = [
     ("verification", "verifier"),
     ("group-verification", "group-verifier"),
     ("judgement", "judge"),
     ("generation", "generator"),
+    ("generation-async", "generator"),
     ("tools", "tool"),
     ("drawing", "source"),
     ("filtering", "filter"),
     ("shaping", "shaper"),
 ];
-/// Worlds of the contract that this host does not run.
-const OTHER_WORLDS: [(&str, &str); 1] = [("generation-async", "generator-async")];
 /// Capabilities: the interface that is imported, and what grants it.
 const CAPABILITIES: [(&str, &str); 4] = [
     ("code-exec", "code_exec"),
@@ -47,6 +46,12 @@ pub(crate) struct Fit {
     /// Capabilities that it imports, by the name of their grant.
     pub(crate) asks: Vec<String>,
     pub(crate) problems: Vec<Problem>,
+}
+
+/// Whether a component exports, or imports, what only asynchronous guests do: the names stand in it as they are.
+pub(crate) fn mentions_async(component: &[u8]) -> bool {
+    const NAME: &[u8] = b"slime:plugin/generation-async@";
+    component.windows(NAME.len()).any(|window| window == NAME)
 }
 
 /// Our interfaces among a component's imports.
@@ -89,7 +94,6 @@ pub(crate) fn examine(engine: &Engine, component: &Component, grants: &Grants) -
 
 fn exported_worlds(exports: &[String], problems: &mut Vec<Problem>) -> Vec<&'static str> {
     let mut worlds = Vec::new();
-    let mut others = Vec::new();
     let before = problems.len();
     for export in exports {
         let Some((interface, version)) = ours(export) else {
@@ -99,25 +103,18 @@ fn exported_worlds(exports: &[String], problems: &mut Vec<Problem>) -> Vec<&'sta
             problems.push(other_version(&format!("exports {export}"), version));
         } else if let Some((_, world)) = WORLDS.iter().find(|(name, _)| *name == interface) {
             worlds.push(*world);
-        } else if let Some((_, world)) = OTHER_WORLDS.iter().find(|(name, _)| *name == interface) {
-            others.push(*world);
         }
     }
     worlds.sort_by_key(|world| WORLDS.iter().position(|(_, name)| name == world));
+    worlds.dedup();
     if worlds.is_empty() && problems.len() == before {
-        problems.push(no_world(exports, &others));
+        problems.push(no_world(exports));
     }
     worlds
 }
 
-fn no_world(exports: &[String], others: &[&str]) -> Problem {
+fn no_world(exports: &[String]) -> Problem {
     let offered = "verifier, generator, source or another world of wit/";
-    if let [world, ..] = others {
-        return Problem {
-            what: format!("it exports the world {world}, which this host does not run"),
-            cure: format!("export {offered}"),
-        };
-    }
     let found = match exports {
         [] => "nothing".into(),
         names => names.join(", "),
@@ -154,8 +151,10 @@ fn import_problem(import: &str, worlds: &[&str], grants: &Grants) -> Option<Prob
             "types" | "verdicts" | "log" => None,
             "rollouts" if reads_rollouts() => None,
             "groups" if reads_groups() => None,
-            "trajectories" | "tools" if worlds.contains(&"generator") => None,
-            "trajectories" => Some(Problem {
+            "trajectories" | "trajectories-async" | "tools" if worlds.contains(&"generator") => {
+                None
+            }
+            "trajectories" | "trajectories-async" => Some(Problem {
                 what: format!("it imports {import}, but only generators reach the policy"),
                 cure: "drop the import, or export a generator".into(),
             }),

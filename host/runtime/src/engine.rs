@@ -22,9 +22,11 @@ const WASM_STACK_BYTES: usize = 1 << 20;
 const FIBER_STACK_BYTES: usize = 2 << 20;
 
 /// Start the engine. Says whether it got its pool: where address space is limited, instances are made on demand.
-pub(crate) fn start(config: &RuntimeConfig) -> Result<(Engine, bool), String> {
+///
+/// `concurrent` is for guests that drive many rollouts in one instance.
+pub(crate) fn start(config: &RuntimeConfig, concurrent: bool) -> Result<(Engine, bool), String> {
     if config.pooling {
-        match Engine::new(&settings(Some(pool(config)))) {
+        match Engine::new(&settings(Some(pool(config)), concurrent)) {
             Ok(engine) => return Ok((engine, true)),
             Err(error) => tracing::warn!(
                 reason = %error,
@@ -32,18 +34,19 @@ pub(crate) fn start(config: &RuntimeConfig) -> Result<(Engine, bool), String> {
             ),
         }
     }
-    match Engine::new(&settings(None)) {
+    match Engine::new(&settings(None, concurrent)) {
         Ok(engine) => Ok((engine, false)),
         Err(error) => Err(format!("{error:#}")),
     }
 }
 
-fn settings(pool: Option<PoolingAllocationConfig>) -> Config {
+fn settings(pool: Option<PoolingAllocationConfig>, concurrent: bool) -> Config {
     let mut config = Config::new();
     config.wasm_component_model(true);
-    // Nothing here calls into a store concurrently, and the bookkeeping costs a quarter of a small call (98 µs of
-    // processor time with it, 75 without).
-    config.concurrency_support(false);
+    // Most stores are called into by one call at a time, and the bookkeeping for more costs a quarter of a small call
+    // (98 µs of processor time with it, 75 without).
+    config.concurrency_support(concurrent);
+    config.wasm_component_model_async(concurrent);
     // A spinning guest is stopped by the ticker; fuel would cost up to a third of its speed.
     config.epoch_interruption(true);
     // Same component, input and seed: same result.

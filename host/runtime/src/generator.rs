@@ -4,6 +4,7 @@ use crate::bindings::types::Error;
 use crate::call::{self, Job, Left};
 use crate::context::Context;
 use crate::plugin::Loaded;
+use crate::shards;
 use slime_core::ports::{BoxFuture, Generated, Generator, LiveTrajectory};
 use slime_core::{Outcome, Trajectory};
 use std::sync::Arc;
@@ -18,8 +19,12 @@ impl Generator for ComponentGenerator {
 
     fn generate(&self, start: Arc<dyn LiveTrajectory>, seed: u64) -> BoxFuture<'_, Generated> {
         Box::pin(async move {
-            let job = Generate(Arc::clone(&start));
-            let ended = call::dispatch(&self.0, job, seed, self.0.limits.rollout_wall).await;
+            let ended = if self.0.worlds.generator_async.is_some() {
+                shards::dispatch(&self.0, Arc::clone(&start), seed).await
+            } else {
+                let job = Generate(Arc::clone(&start));
+                call::dispatch(&self.0, job, seed, self.0.limits.rollout_wall).await
+            };
             let left = ended.left.unwrap_or(Left {
                 opened: vec![start],
                 given: Vec::new(),
@@ -71,7 +76,7 @@ impl Job for Generate {
         };
         let mut done = Vec::with_capacity(returned.len());
         for handle in returned {
-            done.push(store.data_mut().table.delete(handle)?.0);
+            done.push(store.data_mut().table.delete(handle)?.live);
         }
         Ok(Ok(done))
     }

@@ -5,8 +5,9 @@ use crate::description::Description;
 use crate::generator::ComponentGenerator;
 use crate::group::ComponentGroup;
 use crate::kept::Kept;
-use crate::runtime::Shared;
+use crate::runtime::{Home, Shared};
 use crate::services::Services;
+use crate::shards::Shards;
 use crate::source::ComponentSource;
 use crate::toolbox::ComponentTools;
 use crate::verifier::ComponentVerifier;
@@ -27,6 +28,8 @@ pub(crate) struct Loaded {
     pub(crate) limits: Limits,
     pub(crate) grants: Grants,
     pub(crate) worlds: Worlds,
+    /// Instances that drive many rollouts each, where it is an asynchronous generator.
+    pub(crate) shards: Shards,
     /// Slots that one instance needs.
     pub(crate) weight: u32,
     /// What `kv` keeps for it.
@@ -46,6 +49,14 @@ pub(crate) struct Loaded {
 impl Loaded {
     pub(crate) fn told(&self) -> Option<&Told> {
         self.told.get()
+    }
+
+    /// The engine it was compiled for.
+    pub(crate) fn home(&self) -> &Home {
+        match self.shared.concurrent() {
+            Ok(home) if self.worlds.is_concurrent => home,
+            _ => &self.shared.home,
+        }
     }
 
     pub(crate) fn services(&self) -> Arc<Services> {
@@ -68,13 +79,19 @@ impl Plugin {
             problems,
         };
         let digest = cache::digest(bytes);
-        let (component, was_cached) = compile(shared, name, bytes, &digest)?;
+        let concurrent = contract::mentions_async(bytes);
+        let home = if concurrent {
+            shared.concurrent()?
+        } else {
+            &shared.home
+        };
+        let (component, was_cached) = compile(home, name, bytes, &digest)?;
         let Fit {
             worlds: exported,
             imports,
             asks,
             mut problems,
-        } = contract::examine(&shared.engine, &component, &grants);
+        } = contract::examine(&home.engine, &component, &grants);
         if let Err(what) = sandbox::check_files(&grants) {
             let cure = "grant a directory that exists".into();
             problems.push(Problem { what, cure });
@@ -86,7 +103,7 @@ impl Plugin {
             return Err(refused(problems));
         }
         let imported = contract::interfaces(&imports);
-        let worlds = worlds::link(&shared.engine, &component, &exported, &imported);
+        let worlds = worlds::link(&home.engine, &component, &exported, &imported, concurrent);
         let worlds = worlds.map_err(|error| {
             refused(vec![Problem {
                 what: format!("it does not link: {error:#}"),
@@ -99,6 +116,7 @@ impl Plugin {
             limits,
             grants,
             worlds,
+            shards: Shards::default(),
             weight,
             kept: Kept::default(),
             told: OnceLock::new(),
@@ -343,24 +361,24 @@ fn check_limits(shared: &Shared, name: &str, limits: &Limits) -> Result<(), Runt
 }
 
 fn compile(
-    shared: &Shared,
+    home: &Home,
     name: &str,
     bytes: &[u8],
     digest: &str,
 ) -> Result<(Component, bool), RuntimeError> {
-    if let Some(component) = shared
+    if let Some(component) = home
         .cache
         .as_ref()
-        .and_then(|cache| cache.get(&shared.engine, digest))
+        .and_then(|cache| cache.get(&home.engine, digest))
     {
         return Ok((component, true));
     }
     let component =
-        Component::from_binary(&shared.engine, bytes).map_err(|error| RuntimeError::Invalid {
+        Component::from_binary(&home.engine, bytes).map_err(|error| RuntimeError::Invalid {
             name: name.into(),
             reason: format!("{error:#}"),
         })?;
-    if let Some(cache) = &shared.cache {
+    if let Some(cache) = &home.cache {
         cache.put(&component, digest);
     }
     Ok((component, false))

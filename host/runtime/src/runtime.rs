@@ -5,7 +5,7 @@ use crate::ticker::Ticker;
 use crate::trust::{self, PublicKey};
 use crate::{Grants, Limits, Plugin, RuntimeError, engine};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::sync::{Notify, Semaphore};
 use wasmtime::Engine;
@@ -60,16 +60,26 @@ fn default_cache_dir() -> Option<PathBuf> {
 #[derive(Clone)]
 pub struct Runtime(pub(crate) Arc<Shared>);
 
-/// What plugins and calls share.
-pub(crate) struct Shared {
+/// An engine and what belongs to it.
+pub(crate) struct Home {
     pub(crate) engine: Engine,
-    pub(crate) config: RuntimeConfig,
     pub(crate) cache: Option<Cache>,
     pub(crate) ticker: Ticker,
     pub(crate) slots: Semaphore,
+    pooled: bool,
+}
+
+/// Slots of the engine for asynchronous guests are fewer, because one instance serves many rollouts.
+const SLOTS_PER_SHARD: u32 = 8;
+
+/// What plugins and calls share.
+pub(crate) struct Shared {
+    pub(crate) home: Home,
+    /// For asynchronous guests; started when the first of them is loaded.
+    concurrent: OnceLock<Result<Home, String>>,
+    pub(crate) config: RuntimeConfig,
     pub(crate) cancelled: Notify,
     pub(crate) threads: tokio::runtime::Handle,
-    pooled: bool,
     /// Taken when it is dropped: a runtime must not be dropped from within another.
     owned_threads: Option<tokio::runtime::Runtime>,
 }
@@ -80,7 +90,7 @@ impl Runtime {
     /// # Errors
     /// The machine cannot run wasmtime, or gives no threads.
     pub fn new(config: RuntimeConfig) -> Result<Self, RuntimeError> {
-        let (engine, pooled) = engine::start(&config).map_err(RuntimeError::Engine)?;
+        let home = Home::start(&config, false).map_err(RuntimeError::Engine)?;
         let io = |error: std::io::Error| RuntimeError::Engine(error.to_string());
         let workers = match config.workers {
             0 => std::thread::available_parallelism().map_or(1, usize::from),
@@ -96,19 +106,12 @@ impl Runtime {
             .enable_all()
             .build()
             .map_err(io)?;
-        let cache = config
-            .cache_dir
-            .as_deref()
-            .and_then(|dir| Cache::open(dir, &engine));
         Ok(Self(Arc::new(Shared {
-            ticker: Ticker::start(&engine, config.tick).map_err(io)?,
-            cache,
-            slots: Semaphore::new(config.slots as usize),
+            home,
+            concurrent: OnceLock::new(),
             cancelled: Notify::new(),
             threads: threads.handle().clone(),
-            pooled,
             owned_threads: Some(threads),
-            engine,
             config,
         })))
     }
@@ -155,16 +158,44 @@ impl Runtime {
 
     /// Whether instances come from a pool.
     pub fn is_pooled(&self) -> bool {
-        self.0.pooled
+        self.0.home.pooled
     }
 
     /// Slots that no call holds.
     pub fn free_slots(&self) -> usize {
-        self.0.slots.available_permits()
+        self.0.home.slots.available_permits()
+    }
+}
+
+impl Home {
+    fn start(config: &RuntimeConfig, concurrent: bool) -> Result<Self, String> {
+        let (engine, pooled) = engine::start(config, concurrent)?;
+        let cache = config.cache_dir.as_deref();
+        Ok(Self {
+            cache: cache.and_then(|dir| Cache::open(dir, &engine)),
+            ticker: Ticker::start(&engine, config.tick).map_err(|error| error.to_string())?,
+            slots: Semaphore::new(config.slots as usize),
+            pooled,
+            engine,
+        })
     }
 }
 
 impl Shared {
+    /// Where guests live that drive many rollouts in one instance.
+    pub(crate) fn concurrent(&self) -> Result<&Home, RuntimeError> {
+        let started = self.concurrent.get_or_init(|| {
+            let config = RuntimeConfig {
+                slots: (self.config.slots / SLOTS_PER_SHARD).max(SLOTS_PER_SHARD),
+                ..self.config.clone()
+            };
+            Home::start(&config, true)
+        });
+        started
+            .as_ref()
+            .map_err(|reason| RuntimeError::Engine(reason.clone()))
+    }
+
     /// Whether the current thread belongs to the plugins' runtime.
     pub(crate) fn is_inside(&self) -> bool {
         tokio::runtime::Handle::try_current().is_ok_and(|current| current.id() == self.threads.id())

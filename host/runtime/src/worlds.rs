@@ -1,7 +1,8 @@
 //! The worlds a component may export: linked once, asked who they are at load, ready to instantiate.
 
 use crate::bindings::{
-    filter, generator, group_verifier, judge, shaper, source, tool, types, verdicts, verifier,
+    filter, generator, generator_async, group_verifier, judge, shaper, source, tool, types,
+    verdicts, verifier,
 };
 use crate::call::{self, Job};
 use crate::context::Context;
@@ -28,6 +29,9 @@ pub(crate) struct Worlds {
     pub(crate) group_verifier: Option<group_verifier::GroupVerifierPre<Context>>,
     pub(crate) judge: Option<judge::JudgePre<Context>>,
     pub(crate) generator: Option<generator::GeneratorPre<Context>>,
+    pub(crate) generator_async: Option<generator_async::GeneratorAsyncPre<Context>>,
+    /// Compiled for the engine of asynchronous guests.
+    pub(crate) is_concurrent: bool,
     pub(crate) tool: Option<tool::ToolPre<Context>>,
     pub(crate) source: Option<source::SourcePre<Context>>,
     pub(crate) filter: Option<filter::FilterPre<Context>>,
@@ -40,6 +44,7 @@ pub(crate) fn link(
     component: &Component,
     exported: &[&str],
     imported: &[&str],
+    concurrent: bool,
 ) -> wasmtime::Result<Worlds> {
     let mut linker: Linker<Context> = Linker::new(engine);
     wasmtime_wasi::p2::add_to_linker_async(&mut linker)?;
@@ -62,6 +67,7 @@ pub(crate) fn link(
             "rollouts" => rollouts,
             "groups" => groups,
             "trajectories" => trajectories,
+            "trajectories-async" => trajectories_async,
             "tools" => tools,
             "models" => models,
             "code-exec" => code_exec,
@@ -70,7 +76,10 @@ pub(crate) fn link(
         );
     }
     let pre = linker.instantiate_pre(component)?;
-    let mut worlds = Worlds::default();
+    let mut worlds = Worlds {
+        is_concurrent: concurrent,
+        ..Worlds::default()
+    };
     for world in exported {
         let pre = pre.clone();
         match *world {
@@ -79,6 +88,9 @@ pub(crate) fn link(
                 worlds.group_verifier = Some(group_verifier::GroupVerifierPre::new(pre)?);
             }
             "judge" => worlds.judge = Some(judge::JudgePre::new(pre)?),
+            "generator" if concurrent => {
+                worlds.generator_async = Some(generator_async::GeneratorAsyncPre::new(pre)?);
+            }
             "generator" => worlds.generator = Some(generator::GeneratorPre::new(pre)?),
             "tool" => worlds.tool = Some(tool::ToolPre::new(pre)?),
             "source" => worlds.source = Some(source::SourcePre::new(pre)?),
@@ -162,6 +174,9 @@ impl Job for Describe {
             "generator" => {
                 if let Some(pre) = &worlds.generator {
                     told.about = Some(ask!(pre, slime_plugin_generation));
+                }
+                if let Some(pre) = &worlds.generator_async {
+                    told.about = Some(ask!(pre, slime_plugin_generation_async));
                 }
             }
             "filter" => {

@@ -9,6 +9,7 @@ pub(crate) mod models;
 pub(crate) mod rollouts;
 pub(crate) mod tools;
 pub(crate) mod trajectories;
+pub(crate) mod trajectories_async;
 
 use crate::bindings::types::{Error, ErrorCode};
 use crate::context::Context;

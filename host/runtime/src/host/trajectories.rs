@@ -18,7 +18,11 @@ const MAX_STOP_BYTES: usize = 256;
 
 /// What the handle stands for.
 #[allow(unreachable_pub, reason = "the generated bindings re-export it")]
-pub struct Held(pub(crate) Arc<dyn LiveTrajectory>);
+pub struct Held {
+    pub(crate) live: Arc<dyn LiveTrajectory>,
+    /// Whose it is, among the rollouts of the instance.
+    pub(crate) rollout: u64,
+}
 
 type Answer<T> = wasmtime::Result<Result<T, Error>>;
 
@@ -29,16 +33,29 @@ impl Context {
         live: Arc<dyn LiveTrajectory>,
     ) -> wasmtime::Result<Resource<Held>> {
         self.opened.push(Arc::clone(&live));
-        Ok(self.table.push(Held(live))?)
+        let rollout = self.rollout;
+        Ok(self.table.push(Held { live, rollout })?)
     }
 
-    fn live(&mut self, handle: &Resource<Held>) -> wasmtime::Result<Arc<dyn LiveTrajectory>> {
+    /// What the handle stands for, with the books of its rollout open.
+    pub(crate) fn live(
+        &mut self,
+        handle: &Resource<Held>,
+    ) -> wasmtime::Result<Arc<dyn LiveTrajectory>> {
         self.count_host_call()?;
-        Ok(Arc::clone(&self.table.get(handle)?.0))
+        let held = self.table.get(handle)?;
+        let (live, rollout) = (Arc::clone(&held.live), held.rollout);
+        if self.enter(rollout) {
+            Ok(live)
+        } else {
+            Err(wasmtime::Error::msg(
+                "the guest used a trajectory of a rollout that is over",
+            ))
+        }
     }
 
     /// How many tokens `live` may sample now; 0 when none.
-    fn affordable(&self, live: &dyn LiveTrajectory, max_tokens: u32) -> u32 {
+    pub(crate) fn affordable(&self, live: &dyn LiveTrajectory, max_tokens: u32) -> u32 {
         let wanted = if max_tokens == 0 {
             u32::MAX
         } else {
@@ -48,7 +65,7 @@ impl Context {
         wanted.min(left).min(live.remaining_tokens())
     }
 
-    fn no_tokens<T>(&mut self) -> Result<T, Error> {
+    pub(crate) fn no_tokens<T>(&mut self) -> Result<T, Error> {
         let message = if self.tokens.left() == 0 {
             format!(
                 "the call's budget of {} tokens is used up",
@@ -60,7 +77,10 @@ impl Context {
         self.refuse(ErrorCode::LimitExceeded, message)
     }
 
-    fn finish_turn(&mut self, sampled: Result<slime_core::ports::Turn, LiveError>) -> Answer<Turn> {
+    pub(crate) fn finish_turn(
+        &mut self,
+        sampled: Result<slime_core::ports::Turn, LiveError>,
+    ) -> Answer<Turn> {
         let turn = match sampled {
             Ok(turn) => turn,
             Err(failure) => return Ok(self.refuse_live(&failure)),
@@ -76,7 +96,7 @@ impl Context {
     }
 }
 
-fn check_stops(stop: &[String]) -> Result<(), String> {
+pub(crate) fn check_stops(stop: &[String]) -> Result<(), String> {
     if stop.len() > MAX_STOPS {
         return Err(format!(
             "{} stop strings, at most {MAX_STOPS} are allowed",
@@ -113,8 +133,14 @@ impl Host for Context {
         // The budget is shared out before the first is asked, so that together they cannot exceed it.
         let mut asked = Vec::with_capacity(trajectories.len());
         let mut promised = 0u64;
+        let mut rollout = None;
         for handle in &trajectories {
             let live = self.live(handle)?;
+            if *rollout.get_or_insert(self.rollout) != self.rollout {
+                return Err(wasmtime::Error::msg(
+                    "the guest sampled trajectories of two rollouts in one call",
+                ));
+            }
             let left = self.tokens.left().saturating_sub(promised);
             let most = self
                 .affordable(&*live, max_tokens)

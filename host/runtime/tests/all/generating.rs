@@ -32,6 +32,11 @@ impl Script {
         Self::with(word, |_| {})
     }
 
+    /// Its policy thinks for `delay` before each turn.
+    pub(crate) fn slow(word: &str, delay: Duration) -> Arc<Self> {
+        Self::with(word, |state| state.delay = delay)
+    }
+
     fn with(word: &str, change: impl FnOnce(&mut State)) -> Arc<Self> {
         let prompt = Prompt {
             id: PromptId {
@@ -265,6 +270,16 @@ fn forks_are_bounded_and_a_batch_shares_the_budget() {
         "{}",
         failure(&tree)
     );
+}
+
+#[test]
+fn what_generators_hold_while_they_wait_is_measured_with_all_of_them_waiting() {
+    let path = component("plugins/single-turn");
+    let plugin = runtime().load(&path, "single-turn", limits(), Grants::default());
+    let plugin = plugin.unwrap();
+    let found = plugin.bench_in_flight(40, "4").unwrap();
+    assert_eq!((found.count, found.outcome.as_str()), (40, "went well"));
+    assert!(found.resident_bytes < 200 << 20);
 }
 
 #[test]

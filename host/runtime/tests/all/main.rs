@@ -4,6 +4,7 @@
     reason = "a test that cannot be set up has failed"
 )]
 
+mod asynchronous;
 mod building;
 mod contract;
 mod endings;
