@@ -28,6 +28,8 @@ pub struct Costs {
     pub peak_memory_bytes: u64,
     /// Calls into the host, of the last call.
     pub host_calls: u64,
+    /// How late a timer of another runtime was at worst while every thread was at work.
+    pub timers_late: Duration,
     /// How the calls ended, the first that was not `scored` if any.
     pub outcome: String,
 }
@@ -68,6 +70,7 @@ impl Plugin {
                     outcome = scored.outcome;
                 }
             }
+            let heartbeat = std::thread::spawn(move || latest_heartbeat(time / 2));
             let (begin, mut done) = (Instant::now(), 0u64);
             let mut running = FuturesUnordered::new();
             let start = |running: &mut FuturesUnordered<_>| {
@@ -85,20 +88,43 @@ impl Plugin {
                     start(&mut running);
                 }
             }
+            let calls_per_second = done as f64 / begin.elapsed().as_secs_f64();
+            let late = tokio::task::spawn_blocking(|| heartbeat.join()).await;
             Costs {
                 start: quantiles(&mut starts),
                 call: quantiles(&mut walls),
                 cpu: quantiles(&mut cpus).0,
-                calls_per_second: done as f64 / begin.elapsed().as_secs_f64(),
+                calls_per_second,
                 threads,
                 peak_memory_bytes: peak,
                 host_calls,
+                timers_late: late.ok().and_then(Result::ok).unwrap_or_default(),
                 outcome: outcome.to_string(),
             }
         };
         let task = self.threads().spawn(work);
         futures::executor::block_on(task).map_err(|error| RuntimeError::Engine(error.to_string()))
     }
+}
+
+/// How late a 10 ms timer of a runtime of its own fires at worst.
+fn latest_heartbeat(during: Duration) -> Duration {
+    let every = Duration::from_millis(10);
+    let Ok(runtime) = tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .build()
+    else {
+        return Duration::ZERO;
+    };
+    runtime.block_on(async {
+        let (start, mut late) = (Instant::now(), Duration::ZERO);
+        while start.elapsed() < during {
+            let asked = Instant::now();
+            tokio::time::sleep(every).await;
+            late = late.max(asked.elapsed().saturating_sub(every));
+        }
+        late
+    })
 }
 
 fn quantiles(times: &mut [Duration]) -> (Duration, Duration) {

@@ -57,8 +57,8 @@ pub fn score<R: BufRead + Seek, W: Write>(
         source,
     };
     let start_of_input = input.stream_position().map_err(read)?;
-    for row in Rows::new(&mut input, seed) {
-        row?;
+    for line in Lines::new(&mut input) {
+        line?.request(seed)?;
     }
     input.seek(SeekFrom::Start(start_of_input)).map_err(read)?;
 
@@ -66,12 +66,12 @@ pub fn score<R: BufRead + Seek, W: Write>(
     let window = 4 * threads.metrics().num_workers();
     let mut broken = None;
     let tasks = Tasks {
-        rows: Rows::new(&mut input, seed),
+        lines: Lines::new(&mut input),
         broken: &mut broken,
     }
-    .map(|rows| {
+    .map(|lines| {
         let verifier = Arc::clone(&verifier);
-        threads.spawn(async move { score_rows(&*verifier, rows).await })
+        threads.spawn(async move { score_lines(&*verifier, lines, seed).await })
     });
     let mut answers = futures::stream::iter(tasks).buffered(window);
     let start = Instant::now();
@@ -84,17 +84,15 @@ pub fn score<R: BufRead + Seek, W: Write>(
     };
     let mut total_reward = 0.0;
     while let Some(scored) = futures::executor::block_on(answers.next()) {
-        let scored = scored
-            .map_err(|failure| RuntimeError::Engine(format!("scoring stopped: {failure}")))?;
-        for Scored { outcome, cost } in scored {
+        let part = scored
+            .map_err(|failure| RuntimeError::Engine(format!("scoring stopped: {failure}")))??;
+        for Scored { outcome, cost } in &part.scored {
             total_reward += outcome.reward().unwrap_or(0.0);
             summary.cpu += cost.cpu;
             *summary.outcomes.entry(outcome.kind()).or_default() += 1;
-            let row = row_out(summary.num_rows, &outcome, cost);
             summary.num_rows += 1;
-            serde_json::to_writer(&mut output, &row).map_err(|error| write(error.into()))?;
-            output.write_all(b"\n").map_err(write)?;
         }
+        output.write_all(&part.text).map_err(write)?;
         progress(summary.num_rows);
     }
     drop(answers);
@@ -108,12 +106,33 @@ pub fn score<R: BufRead + Seek, W: Write>(
     Ok(summary)
 }
 
-async fn score_rows(verifier: &dyn Verifier, rows: Vec<ScoreRequest>) -> Vec<Scored> {
-    let mut scored = Vec::with_capacity(rows.len());
-    for row in rows {
-        scored.push(verifier.score(row).await);
+/// What came of some rows, and what is written of them.
+struct Part {
+    scored: Vec<Scored>,
+    text: Vec<u8>,
+}
+
+/// Everything that takes time happens here, on as many threads as there are: what is left to one is to read and to write.
+async fn score_lines(
+    verifier: &dyn Verifier,
+    lines: Vec<Line>,
+    seed: u64,
+) -> Result<Part, RuntimeError> {
+    let mut part = Part {
+        scored: Vec::with_capacity(lines.len()),
+        text: Vec::new(),
+    };
+    for line in lines {
+        let scored = verifier.score(line.request(seed)?).await;
+        let row = row_out(line.index, &scored.outcome, scored.cost);
+        serde_json::to_writer(&mut part.text, &row).map_err(|error| RuntimeError::Rows {
+            action: "write",
+            source: error.into(),
+        })?;
+        part.text.push(b'\n');
+        part.scored.push(scored);
     }
-    scored
+    Ok(part)
 }
 
 fn row_out(index: u64, outcome: &Outcome, cost: slime_core::Accounting) -> Value {
@@ -143,20 +162,20 @@ fn row_out(index: u64, outcome: &Outcome, cost: slime_core::Accounting) -> Value
     row
 }
 
-/// Chunks of rows; ends at the first that cannot be read, and keeps the reason.
+/// Chunks of lines; ends at the first that cannot be read, and keeps the reason.
 struct Tasks<'a, R> {
-    rows: Rows<R>,
+    lines: Lines<R>,
     broken: &'a mut Option<RuntimeError>,
 }
 
 impl<R: BufRead> Iterator for Tasks<'_, R> {
-    type Item = Vec<ScoreRequest>;
+    type Item = Vec<Line>;
 
     fn next(&mut self) -> Option<Self::Item> {
         let mut chunk = Vec::with_capacity(ROWS_PER_TASK);
         while chunk.len() < ROWS_PER_TASK && self.broken.is_none() {
-            match self.rows.next() {
-                Some(Ok(row)) => chunk.push(row),
+            match self.lines.next() {
+                Some(Ok(line)) => chunk.push(line),
                 Some(Err(error)) => *self.broken = Some(error),
                 None => break,
             }
@@ -165,34 +184,50 @@ impl<R: BufRead> Iterator for Tasks<'_, R> {
     }
 }
 
-/// Rows of a JSONL stream. Lines end at `\n` alone, so separators inside strings split nothing; empty lines are
-/// skipped and not counted as rows.
-struct Rows<R> {
-    input: R,
-    line: usize,
+/// One row as it stands in the file.
+struct Line {
+    number: usize,
     index: u64,
-    seed: u64,
+    bytes: Vec<u8>,
 }
 
-impl<R: BufRead> Rows<R> {
-    fn new(input: R, seed: u64) -> Self {
+impl Line {
+    fn request(&self, seed: u64) -> Result<ScoreRequest, RuntimeError> {
+        let row = parse(&self.bytes).map_err(|reason| RuntimeError::BadRow {
+            line: self.number,
+            reason,
+        })?;
+        let seed = seed::derive(seed, self.index);
+        Ok(ScoreRequest { seed, ..row })
+    }
+}
+
+/// Rows of a JSONL stream. Lines end at `\n` alone, so separators inside strings split nothing; empty lines are
+/// skipped and not counted as rows.
+struct Lines<R> {
+    input: R,
+    number: usize,
+    index: u64,
+}
+
+impl<R: BufRead> Lines<R> {
+    fn new(input: R) -> Self {
         Self {
             input,
-            line: 0,
+            number: 0,
             index: 0,
-            seed,
         }
     }
 }
 
-impl<R: BufRead> Iterator for Rows<R> {
-    type Item = Result<ScoreRequest, RuntimeError>;
+impl<R: BufRead> Iterator for Lines<R> {
+    type Item = Result<Line, RuntimeError>;
 
     fn next(&mut self) -> Option<Self::Item> {
         let mut bytes = Vec::new();
         loop {
             bytes.clear();
-            self.line += 1;
+            self.number += 1;
             match self.input.read_until(b'\n', &mut bytes) {
                 Ok(0) => return None,
                 Ok(_) if bytes.trim_ascii().is_empty() => {}
@@ -205,13 +240,13 @@ impl<R: BufRead> Iterator for Rows<R> {
                 }
             }
         }
-        let row = parse(&bytes).map_err(|reason| RuntimeError::BadRow {
-            line: self.line,
-            reason,
-        });
-        let seed = seed::derive(self.seed, self.index);
+        let index = self.index;
         self.index += 1;
-        Some(row.map(|row| ScoreRequest { seed, ..row }))
+        Some(Ok(Line {
+            number: self.number,
+            index,
+            bytes,
+        }))
     }
 }
 

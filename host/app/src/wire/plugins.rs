@@ -191,6 +191,18 @@ pub fn start() -> Result<Runtime> {
     start_trusting(&[])
 }
 
+/// Start the sandbox with so many slots.
+///
+/// # Errors
+/// This machine cannot.
+pub fn start_with_slots(slots: u32) -> Result<Runtime> {
+    let config = RuntimeConfig {
+        slots,
+        ..RuntimeConfig::default()
+    };
+    Runtime::new(config).map_err(|e| Failure::run(e.to_string()).help("slime-host doctor"))
+}
+
 /// Start the sandbox for components that one of `trusted` signed; none trusts every file.
 fn start_trusting(trusted: &[PublicKey]) -> Result<Runtime> {
     let config = RuntimeConfig {

@@ -6,9 +6,13 @@ use crate::config::plan::LimitsPlan;
 use crate::error::{Failure, Result, at_path};
 use crate::wire::plugins;
 use slime_core::ports::ScoreRequest;
-use slime_runtime::{Grants, Plugin, RuntimeError};
+use slime_runtime::{Grants, Plugin, Runtime, RuntimeError};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+
+/// Generators that wait at once while they are measured, and slots for them.
+const IN_FLIGHT: usize = 4096;
+const BENCH_SLOTS: u32 = 4096;
 
 /// Run the cases; exit 1 where one fails.
 ///
@@ -49,7 +53,7 @@ pub fn test(
 /// Measure.
 ///
 /// # Errors
-/// As [`test`]; the plugin is no verifier.
+/// As [`test`]; the plugin is neither a verifier nor a generator.
 pub fn bench(
     path: &Path,
     cases: Option<PathBuf>,
@@ -60,8 +64,21 @@ pub fn bench(
     let file = cases_file(path, cases)?;
     let text = std::fs::read_to_string(&file).map_err(at_path(&file))?;
     let items = items(&text);
-    let plugin = load(path, grants, context)?;
+    let runtime = plugins::start_with_slots(BENCH_SLOTS)?;
+    let plugin = load_in(&runtime, path, grants, context)?;
     let time = Duration::from_secs(seconds.clamp(1, 3600));
+    let component = plugins::component(path, &context.console).map_err(|e| plugins::problem(&e))?;
+    let again = std::time::Instant::now();
+    // Compiled a moment ago, so this reads the component and its machine code, and tries it: what a start costs.
+    load_in(&runtime, &component, grants, context)?;
+    let loaded_in = again.elapsed();
+    if !plugin
+        .worlds()
+        .iter()
+        .any(|w| ["verifier", "judge"].contains(w))
+    {
+        return bench_generator(&plugin, loaded_in, &file, context);
+    }
     let costs = context
         .console
         .doing("measuring", || plugin.bench(&items, time))
@@ -70,16 +87,44 @@ pub fn bench(
     let pair = |(median, p99): (Duration, Duration)| format!("{:<12} p99 {}", us(median), us(p99));
     let megabytes = costs.peak_memory_bytes as f64 / f64::from(1 << 20);
     super::super::data(&format!(
-        "instantiate  {}\ncall         {}\nguest time   {}\nthroughput   {:.0} calls a second on {} threads\n\
-         memory       {megabytes:.1} MiB\nhost calls   {}\nended        {}\n",
+        "load         {}\ninstantiate  {}\ncall         {}\nguest time   {}\nthroughput   {:.0} calls a second on {} threads\n\
+         memory       {megabytes:.1} MiB\nhost calls   {}\ntimers       at most {} late\nended        {}\n",
+        ms(loaded_in),
         pair(costs.start),
         pair(costs.call),
         us(costs.cpu),
         costs.calls_per_second,
         costs.threads,
         costs.host_calls,
+        ms(costs.timers_late),
         costs.outcome
     ))
+}
+
+/// A generator mostly waits: what counts is what many of them hold meanwhile.
+fn bench_generator(
+    plugin: &Plugin,
+    loaded_in: Duration,
+    file: &Path,
+    context: &Context,
+) -> Result<Outcome> {
+    let found = context
+        .console
+        .doing("measuring", || plugin.bench_in_flight(IN_FLIGHT, "4"))
+        .map_err(|e| failure(file, e))?;
+    super::super::data(&format!(
+        "load         {}\nin flight    {} rollouts hold {:.1} MiB\nstarted in   {}\nended in     {}\nended        {}\n",
+        ms(loaded_in),
+        found.count,
+        found.resident_bytes as f64 / f64::from(1 << 20),
+        ms(found.started_in),
+        ms(found.ended_in),
+        found.outcome
+    ))
+}
+
+fn ms(time: Duration) -> String {
+    format!("{:.1} ms", time.as_secs_f64() * 1e3)
 }
 
 /// What a file of cases asks a verifier.
@@ -117,16 +162,19 @@ fn cases_file(path: &Path, cases: Option<PathBuf>) -> Result<PathBuf> {
 }
 
 fn load(path: &Path, grants: &Grants, context: &Context) -> Result<Plugin> {
-    let runtime = plugins::start()?;
+    load_in(&plugins::start()?, path, grants, context)
+}
+
+fn load_in(runtime: &Runtime, path: &Path, grants: &Grants, context: &Context) -> Result<Plugin> {
     let plugin = plugins::load(
-        &runtime,
+        runtime,
         path,
         LimitsPlan::default(),
         grants.clone(),
         &context.console,
     )
     .map_err(|e| plugins::problem(&e))?;
-    plugin.serve(plugins::services(&runtime, grants)?);
+    plugin.serve(plugins::services(runtime, grants)?);
     Ok(plugin)
 }
 
