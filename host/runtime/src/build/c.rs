@@ -43,6 +43,8 @@ pub(super) fn build(job: &Job<'_>) -> Result<(), RuntimeError> {
         "-mexec-model=reactor",
         "-Os",
         "-Wno-unused-command-line-argument",
+        // The linker's own choice is 16 MiB, which every fresh instance would hold.
+        "-Wl,-z,stack-size=262144",
     ]
     .map(OsString::from)
     .to_vec();
