@@ -300,6 +300,11 @@ pub trait Ops: Send + Sync + 'static {
     /// Keys and values of every layer, in blocks of [`Self::kv_block_tokens`] tokens.
     type KvCache: Send + 'static;
 
+    /// Numbers come out of it. A device of shapes only notes what is done.
+    fn computes(&self) -> bool {
+        true
+    }
+
     // ---- moving numbers ----
 
     /// Upload, rounding to the model's dtype.

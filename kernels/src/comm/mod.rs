@@ -96,6 +96,11 @@ pub trait Comm<O: Ops>: Send + Sync {
     /// # Errors
     /// As [`Self::all_reduce`].
     fn all_reduce_host(&self, x: &mut [f64], how: Reduce) -> Result<()>;
+    /// As [`Self::all_to_all`], of host numbers.
+    ///
+    /// # Errors
+    /// As [`Self::all_to_all`].
+    fn all_to_all_host(&self, x: &[f64], send: &[usize], recv: &[usize]) -> Result<Vec<f64>>;
     /// Everybody's host numbers, as many from each, in the members' order.
     ///
     /// # Errors

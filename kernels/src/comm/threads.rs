@@ -274,6 +274,54 @@ impl<O: Ops> Threads<O> {
         Ok(self.rank * part..(self.rank + 1) * part)
     }
 
+    /// Each member's rows for this one. `call` has the shape of what this one gives.
+    fn dealt_out(
+        &self,
+        call: Call,
+        data: &[f64],
+        send_rows: &[usize],
+        recv_rows: &[usize],
+    ) -> Result<Vec<f64>> {
+        let (rows, cols) = call.shape;
+        let members = self.members.len();
+        if send_rows.len() != members
+            || recv_rows.len() != members
+            || send_rows.iter().sum::<usize>() != rows
+        {
+            return Err(Error::Comm(format!(
+                "all_to_all of {}: {send_rows:?} and {recv_rows:?} rows for {members} members and {rows} rows",
+                self.key
+            )));
+        }
+        // The number of rows differs from rank to rank by design; each pair's is checked below.
+        let call = Call {
+            shape: (0, cols),
+            ..call
+        };
+        let mut gift: Vec<f64> = send_rows.iter().map(|&n| n as f64).collect();
+        gift.extend(data);
+        let gifts = self.meet(call, gift)?;
+        let mut all = Vec::new();
+        for (from, gift) in gifts.iter().enumerate() {
+            let counts: Vec<usize> = gift[..members].iter().map(|&n| n as usize).collect();
+            if counts[self.rank] != recv_rows[from] {
+                let reason = format!(
+                    "all_to_all of {}: rank {} sends {} rows to rank {}, which awaits {}",
+                    self.key,
+                    self.members[from],
+                    counts[self.rank],
+                    self.me(),
+                    recv_rows[from]
+                );
+                self.world.end(reason.clone());
+                return Err(Error::Comm(reason));
+            }
+            let start = members + counts[..self.rank].iter().sum::<usize>() * cols;
+            all.extend_from_slice(&gift[start..][..counts[self.rank] * cols]);
+        }
+        Ok(all)
+    }
+
     fn tensor_call(&self, op: &'static str, x: &O::Tensor) -> Result<(Call, Vec<f64>)> {
         let (shape, kind) = (self.ops.shape(x), "tensors");
         Ok((Call { op, kind, shape }, self.ops.read_f64(x)?))
@@ -331,43 +379,8 @@ impl<O: Ops> Comm<O> for Threads<O> {
         recv_rows: &[usize],
     ) -> Result<O::Tensor> {
         let (call, data) = self.tensor_call("all_to_all", x)?;
-        let (rows, cols) = call.shape;
-        let members = self.members.len();
-        if send_rows.len() != members
-            || recv_rows.len() != members
-            || send_rows.iter().sum::<usize>() != rows
-        {
-            return Err(Error::Comm(format!(
-                "all_to_all of {}: {send_rows:?} and {recv_rows:?} rows for {members} members and a tensor of {rows} rows",
-                self.key
-            )));
-        }
-        // The number of rows differs from rank to rank by design; each pair's is checked below.
-        let call = Call {
-            shape: (0, cols),
-            ..call
-        };
-        let mut gift: Vec<f64> = send_rows.iter().map(|&n| n as f64).collect();
-        gift.extend(data);
-        let gifts = self.meet(call, gift)?;
-        let mut all = Vec::new();
-        for (from, gift) in gifts.iter().enumerate() {
-            let counts: Vec<usize> = gift[..members].iter().map(|&n| n as usize).collect();
-            if counts[self.rank] != recv_rows[from] {
-                let reason = format!(
-                    "all_to_all of {}: rank {} sends {} rows to rank {}, which awaits {}",
-                    self.key,
-                    self.members[from],
-                    counts[self.rank],
-                    self.me(),
-                    recv_rows[from]
-                );
-                self.world.end(reason.clone());
-                return Err(Error::Comm(reason));
-            }
-            let start = members + counts[..self.rank].iter().sum::<usize>() * cols;
-            all.extend_from_slice(&gift[start..][..counts[self.rank] * cols]);
-        }
+        let cols = call.shape.1;
+        let all = self.dealt_out(call, &data, send_rows, recv_rows)?;
         self.ops.tensor_f64(recv_rows.iter().sum(), cols, &all)
     }
 
@@ -468,6 +481,11 @@ impl<O: Ops> Comm<O> for Threads<O> {
             }
         }
         Ok(())
+    }
+
+    fn all_to_all_host(&self, x: &[f64], send: &[usize], recv: &[usize]) -> Result<Vec<f64>> {
+        let (op, kind, shape) = ("all_to_all", "host numbers", (x.len(), 1));
+        self.dealt_out(Call { op, kind, shape }, x, send, recv)
     }
 
     fn all_gather_host(&self, x: &[f64]) -> Result<Vec<f64>> {

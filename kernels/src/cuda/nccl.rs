@@ -554,6 +554,10 @@ impl Comm<Cuda> for Nccl {
         self.host.all_reduce_host(x, how)
     }
 
+    fn all_to_all_host(&self, x: &[f64], send: &[usize], recv: &[usize]) -> Result<Vec<f64>> {
+        self.host.all_to_all_host(x, send, recv)
+    }
+
     fn all_gather_host(&self, x: &[f64]) -> Result<Vec<f64>> {
         self.host.all_gather_host(x)
     }

@@ -4,12 +4,13 @@
 //! run, for models and numbers of ranks that no machine here could hold. Whatever is read from it is 0. Read [`meter`] for
 //! what is noted, and `plan` in the trainer for who asks.
 
+mod experts;
 pub mod meter;
 
 pub use meter::{Meter, Widths, Work};
 
 use crate::ops::{
-    AdamW, Heads, KeySpan, Norms, Ops, PagedSequence, RopeTable, Sequences, TokenStats,
+    AdamW, ColumnMap, Heads, KeySpan, Norms, Ops, PagedSequence, RopeTable, Sequences, TokenStats,
 };
 use crate::{Result, check};
 use meter::Held;
@@ -405,6 +406,55 @@ impl Ops for Shapes {
     fn swiglu_backward(&self, _: &ShapeTensor, gate_up: &ShapeTensor) -> Result<ShapeTensor> {
         self.moved(5 * gate_up.rows * gate_up.cols / 2);
         Ok(self.tensor_of(gate_up.rows, gate_up.cols))
+    }
+
+    fn computes(&self) -> bool {
+        false
+    }
+    fn grouped_nt(&self, x: &ShapeTensor, w: &ShapeTensor, of: &[usize]) -> Result<ShapeTensor> {
+        self.experts_nt(x, w, of)
+    }
+    fn grouped_nn(&self, dy: &ShapeTensor, w: &ShapeTensor, of: &[usize]) -> Result<ShapeTensor> {
+        self.experts_nn(dy, w, of)
+    }
+    fn accumulate_grouped_tn(
+        &self,
+        dy: &ShapeTensor,
+        x: &ShapeTensor,
+        offsets: &[usize],
+        dw: &mut ShapeFloat,
+    ) -> Result<()> {
+        self.experts_tn(dy, x, offsets, dw)
+    }
+    fn scale_rows(&self, x: &ShapeTensor, _: &ShapeFloat) -> Result<ShapeTensor> {
+        self.moved(2 * x.rows * x.cols);
+        Ok(self.tensor_of(x.rows, x.cols))
+    }
+    fn row_dots(&self, x: &ShapeTensor, _: &ShapeTensor) -> Result<ShapeFloat> {
+        self.moved(2 * x.rows * x.cols);
+        Ok(self.float_of(x.rows, 1))
+    }
+    fn sum_rows(&self, x: &ShapeTensor, places: &ShapeIds, each: usize) -> Result<ShapeTensor> {
+        let rows = places.len / each.max(1);
+        self.moved((places.len + rows) * x.cols);
+        Ok(self.tensor_of(rows, x.cols))
+    }
+    fn map_columns(&self, inputs: &[&ShapeTensor], map: &ColumnMap) -> Result<ShapeTensor> {
+        Ok(self.mapped(inputs, map))
+    }
+    fn gate(&self, x: &ShapeTensor, _: &ShapeTensor) -> Result<ShapeTensor> {
+        self.moved(3 * x.rows * x.cols);
+        Ok(self.tensor_of(x.rows, x.cols))
+    }
+    fn gate_backward(
+        &self,
+        _: &ShapeTensor,
+        x: &ShapeTensor,
+        _: &ShapeTensor,
+    ) -> Result<(ShapeTensor, ShapeTensor)> {
+        self.moved(5 * x.rows * x.cols);
+        let like = || self.tensor_of(x.rows, x.cols);
+        Ok((like(), like()))
     }
 
     fn logits(&self, h: &ShapeTensor, w: &ShapeTensor) -> Result<ShapeFloat> {

@@ -9,7 +9,7 @@ const HIDDEN: usize = 64;
 const LAST: usize = 3;
 
 /// Prints a line a result and returns how many are wrong.
-pub(crate) fn check(cuda: &Cuda) -> usize {
+pub(crate) fn pitfall_13_more_than_two_to_the_31_logits(cuda: &Cuda) -> usize {
     match wrong(cuda) {
         Ok(wrong) => wrong,
         Err(why) => {

@@ -33,7 +33,7 @@ fn main() -> ExitCode {
     };
     let failures = failures
         + if wants("--large") {
-            large::check(&cuda)
+            large::pitfall_13_more_than_two_to_the_31_logits(&cuda)
         } else {
             0
         };

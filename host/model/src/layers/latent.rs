@@ -259,7 +259,9 @@ impl Latent {
         let p = self.project(x, pass)?;
         let rotated = self.unfolded(&p, pass)?;
         let heads = self.widths.unfolded();
-        let (out, lse) = pass.ops.attention(&rotated, heads, sequences, self.scale)?;
+        let (out, lse) = pass
+            .peers
+            .attention(pass.ops, &rotated, heads, sequences, self.scale)?;
         let values = pass.ops.map_columns(&[&out], &self.maps.values)?;
         let saved = SavedLatent {
             query_down: p.query_down,
@@ -355,8 +357,8 @@ impl Latent {
             }
         };
         let dvalues = ops.map_columns(&[&dout], &self.maps.values_back)?;
-        let drotated = ops.attention_backward(
-            &dvalues, &rotated, &saved.out, &saved.lse, heads, sequences, self.scale,
+        let drotated = pass.peers.attention_backward(
+            ops, &dvalues, &rotated, &saved.out, &saved.lse, heads, sequences, self.scale,
         )?;
         drop((dvalues, rotated, saved.out, saved.lse));
         let dpacked =

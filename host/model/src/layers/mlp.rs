@@ -140,8 +140,8 @@ impl Mlp {
         match (&self.body, &self.post) {
             (Body::Gated(gated), None) => {
                 let x = self.norm.forward(stream, pass.ops, pass.weights)?;
-                let rows = pass.peers.enter(&x.out)?;
-                let body = SavedBody::Gated(gated.keep(&rows, pass.ops, pass.weights)?);
+                let input = pass.peers.enter(&x.out)?;
+                let body = SavedBody::Gated(gated.keep(&input, pass.ops, pass.weights)?);
                 Ok(SavedMlp {
                     sum: x.sum,
                     stat: x.stat,
@@ -165,19 +165,17 @@ impl Mlp {
         keep_all: bool,
     ) -> Result<(Stream<O>, SavedMlp<O>)> {
         let x = self.norm.forward(stream, pass.ops, pass.weights)?;
-        let rows = pass.peers.enter(&x.out)?;
         let (delta, body) = match &self.body {
             Body::Gated(gated) => {
-                let (y, saved) = gated.forward(&rows, pass.ops, pass.weights, keep_all)?;
-                (y, SavedBody::Gated(saved))
+                let input = pass.peers.enter(&x.out)?;
+                let (y, saved) = gated.forward(&input, pass.ops, pass.weights, keep_all)?;
+                (pass.peers.leave(y)?, SavedBody::Gated(saved))
             }
             Body::Moe(moe) => {
-                let (y, saved) = moe.forward(&rows, pass, keep_all)?;
+                let (y, saved) = moe.forward(&x.out, pass, keep_all)?;
                 (y, SavedBody::Moe(saved))
             }
         };
-        drop(rows);
-        let delta = pass.peers.leave(delta)?;
         let (delta, post) = PostNorm::apply(self.post.as_ref(), delta, pass)?;
         let saved = SavedMlp {
             sum: x.sum.clone(),
@@ -201,12 +199,14 @@ impl Mlp {
     /// The device failed.
     pub fn infer<O: Ops>(&self, stream: Stream<O>, pass: Pass<'_, O>) -> Result<Stream<O>> {
         let x = self.norm.forward(stream, pass.ops, pass.weights)?;
-        let rows = pass.peers.enter(&x.out)?;
         let delta = match &self.body {
-            Body::Gated(gated) => gated.infer(&rows, pass.ops, pass.weights)?,
-            Body::Moe(moe) => moe.infer(&rows, pass)?,
+            Body::Gated(gated) => {
+                let input = pass.peers.enter(&x.out)?;
+                let y = gated.infer(&input, pass.ops, pass.weights)?;
+                pass.peers.leave(y)?
+            }
+            Body::Moe(moe) => moe.infer(&x.out, pass)?,
         };
-        let delta = pass.peers.leave(delta)?;
         let (delta, _) = PostNorm::apply(self.post.as_ref(), delta, pass)?;
         Ok(Stream {
             base: x.sum,
@@ -227,15 +227,17 @@ impl Mlp {
     ) -> Result<O::Tensor> {
         let (ops, weights) = (pass.ops, pass.weights);
         let dy = PostNorm::backward(self.post.as_ref(), dstream, saved.post, pass, grads)?;
-        let dy = pass.peers.leave_backward(&dy)?;
         let (sum, kept) = (&saved.sum, saved.normed);
         let normed = || match kept {
-            Some(normed) => pass.peers.enter(&normed),
-            None => pass.peers.enter(&self.norm.again(sum, ops, weights)?),
+            Some(normed) => Ok(normed),
+            None => self.norm.again(sum, ops, weights),
         };
         let dx = match (&self.body, saved.body) {
             (Body::Gated(gated), SavedBody::Gated(saved)) => {
-                gated.backward(&dy, normed, saved, ops, weights, grads)?
+                let dy = pass.peers.leave_backward(&dy)?;
+                let input = || pass.peers.enter(&normed()?);
+                let dx = gated.backward(&dy, input, saved, ops, weights, grads)?;
+                pass.peers.enter_backward(dx)?
             }
             (Body::Moe(moe), SavedBody::Moe(saved)) => {
                 moe.backward(&dy, normed, saved, pass, grads)?
@@ -243,7 +245,6 @@ impl Mlp {
             _ => unreachable!("a body's backward takes what its own forward kept"),
         };
         drop(dy);
-        let dx = pass.peers.enter_backward(dx)?;
         self.norm
             .backward(&dx, sum, &saved.stat, Some(dstream), ops, weights, grads)
     }

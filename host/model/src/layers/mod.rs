@@ -7,6 +7,7 @@
 pub mod attention;
 pub mod block;
 pub mod delta;
+mod dispatch;
 pub mod grouped;
 pub mod latent;
 pub mod linear;
@@ -27,7 +28,7 @@ pub use linear::Linear;
 pub use mlp::{Body, Gated, Mlp, SavedGated};
 pub use moe::{Moe, SavedMoe, Shared};
 pub use norm::{Norm, PostNorm, Stream};
-pub use peers::Peers;
+pub use peers::{Experts, Peers};
 pub use routing::{Replay, Routes};
 pub use wiring::Wiring;
 

@@ -3,9 +3,11 @@
 //! Rows are sorted by expert, go through the experts' matrices in groups, and a token's results are added in the order
 //! in which its experts were chosen. The router's weight is multiplied into the activation, before the last product,
 //! so that adding up is a plain sum and nothing of the size of the result is kept. Choosing runs on the host
-//! ([`super::routing`]); which experts were chosen can be recorded and replayed ([`Routes`]).
+//! ([`super::routing`]); which experts were chosen can be recorded and replayed ([`Routes`]). Where ranks share the
+//! experts, rows travel to them and back ([`super::dispatch`]).
 
-use super::routing::{Chosen, Order};
+use super::dispatch::Sorted;
+use super::routing::Chosen;
 use super::{Gated, Gradients, ParamId, Pass, SavedGated, Weights};
 use crate::spec::Routing;
 use slime_kernels::{ColumnMap, Ops, Result};
@@ -63,7 +65,9 @@ impl Shared {
         pass: Pass<'_, O>,
         keep_all: bool,
     ) -> Result<(O::Tensor, SavedShared<O>)> {
-        let (y, mlp) = self.mlp.forward(x, pass.ops, pass.weights, keep_all)?;
+        let input = pass.peers.enter(x)?;
+        let (y, mlp) = self.mlp.forward(&input, pass.ops, pass.weights, keep_all)?;
+        let y = pass.peers.leave(y)?;
         let Some(gate) = self.gate else {
             return Ok((y, SavedShared { mlp, gate: None }));
         };
@@ -74,7 +78,10 @@ impl Shared {
     }
 
     fn infer<O: Ops>(&self, x: &O::Tensor, pass: Pass<'_, O>) -> Result<O::Tensor> {
-        let y = self.mlp.infer(x, pass.ops, pass.weights)?;
+        let y = self
+            .mlp
+            .infer(&pass.peers.enter(x)?, pass.ops, pass.weights)?;
+        let y = pass.peers.leave(y)?;
         match self.gate {
             Some(gate) => pass.ops.gate(&y, &self.logit(x, gate, pass)?),
             None => Ok(y),
@@ -90,19 +97,23 @@ impl Shared {
         grads: &mut Gradients<O>,
     ) -> Result<O::Tensor> {
         let (ops, weights) = (pass.ops, pass.weights);
-        let (Some(gate), Some((y, logit))) = (self.gate, saved.gate) else {
-            return self
+        let mlp = |dy: &O::Tensor, x: &O::Tensor, grads: &mut Gradients<O>| {
+            let dy = pass.peers.leave_backward(dy)?;
+            let input = || pass.peers.enter(x);
+            let dx = self
                 .mlp
-                .backward(dy, || Ok(x), saved.mlp, ops, weights, grads);
+                .backward(&dy, input, saved.mlp, ops, weights, grads)?;
+            pass.peers.enter_backward(dx)
+        };
+        let (Some(gate), Some((y, logit))) = (self.gate, saved.gate) else {
+            return mlp(dy, &x, grads);
         };
         let (dmlp, dlogit) = ops.gate_backward(dy, &y, &logit)?;
         let once = repeated(ops.shape(&x).1).transposed();
         let dlogit = ops.map_columns(&[&dlogit], &once)?;
         ops.accumulate_tn(&dlogit, &x, grads.get(gate))?;
         let dx = ops.matmul_nn(&dlogit, weights.get(gate))?;
-        let more = self
-            .mlp
-            .backward(&dmlp, || Ok(x), saved.mlp, ops, weights, grads)?;
+        let more = mlp(&dmlp, &x, grads)?;
         ops.add(&dx, &more)
     }
 }
@@ -110,51 +121,56 @@ impl Shared {
 /// What it keeps for its backward. What is `None` is rebuilt.
 pub struct SavedMoe<O: Ops> {
     chosen: Chosen,
-    /// `[rows × chosen, 2 × intermediate]`, by expert.
+    sorted: Sorted<O>,
+    /// `[rows here, 2 × intermediate]`, by expert.
     gate_up: O::Tensor,
     shared: Option<SavedShared<O>>,
 }
 
-/// Rows sorted by expert, on the device.
-struct Sorted<O: Ops> {
-    order: Order,
-    /// Which row of the pass each is.
-    rows: O::Ids,
-    /// Where each row's results lie, in the order of choice.
-    places: O::Ids,
-    /// `[rows × chosen, 1]`.
-    weights: O::Float,
-}
-
 impl Moe {
-    fn logits<O: Ops>(&self, x: &O::Tensor, ops: &O, weights: &Weights<O>) -> Result<Vec<f64>> {
-        ops.read_float_f64(&ops.logits(x, weights.get(self.router))?)
+    fn logits<O: Ops>(&self, x: &O::Tensor, ops: &O, weights: &Weights<O>) -> Result<O::Float> {
+        ops.logits(x, weights.get(self.router))
     }
 
     fn choose<O: Ops>(&self, x: &O::Tensor, pass: Pass<'_, O>) -> Result<Chosen> {
-        let logits = self.logits(x, pass.ops, pass.weights)?;
+        let (ops, routing) = (pass.ops, &self.routing);
+        let logits = self.logits(x, ops, pass.weights)?;
+        if !ops.computes() {
+            return Ok(Chosen::evenly(routing, ops.shape(x).0));
+        }
+        let logits = ops.read_float_f64(&logits)?;
         let bias = match self.bias {
-            Some(bias) => Some(pass.ops.read_f64(pass.weights.get(bias))?),
+            Some(bias) => Some(ops.read_f64(pass.weights.get(bias))?),
             None => None,
         };
         let forced = pass.routes.of_layer(self.layer);
-        let chosen = Chosen::new(&self.routing, &logits, bias.as_deref(), forced)?;
+        let chosen = Chosen::new(routing, &logits, bias.as_deref(), forced)?;
         pass.routes.record(self.layer, &chosen.experts);
         Ok(chosen)
     }
 
-    fn sort<O: Ops>(&self, chosen: &Chosen, ops: &O) -> Result<Sorted<O>> {
-        let order = Order::new(&chosen.experts, self.routing.experts, self.routing.top_k);
-        let mut by_expert = vec![0.0; order.places.len()];
-        for (place, weight) in order.places.iter().zip(&chosen.weights) {
-            by_expert[*place as usize] = *weight;
+    /// Gradient of the router's logits, from that of each choice's weight.
+    fn dlogits<O: Ops>(
+        &self,
+        x: &O::Tensor,
+        chosen: &Chosen,
+        dweights: &[f64],
+        pass: Pass<'_, O>,
+    ) -> Result<O::Tensor> {
+        let (ops, experts) = (pass.ops, self.routing.experts);
+        let logits = self.logits(x, ops, pass.weights)?;
+        let rows = ops.shape(x).0;
+        if !ops.computes() {
+            return ops.tensor(rows, experts, &[]);
         }
-        Ok(Sorted {
-            rows: ops.ids(&order.rows)?,
-            places: ops.ids(&order.places)?,
-            weights: ops.float_f64(by_expert.len(), 1, &by_expert)?,
-            order,
-        })
+        let logits = ops.read_float_f64(&logits)?;
+        let dlogits = chosen.backward(&self.routing, &logits, dweights);
+        ops.tensor_f64(rows, experts, &dlogits)
+    }
+
+    fn sort<O: Ops>(&self, chosen: &Chosen, pass: Pass<'_, O>) -> Result<Sorted<O>> {
+        let peers = pass.peers.experts.as_ref();
+        Sorted::new(pass.ops, peers, chosen, &self.routing)
     }
 
     fn gate_up<O: Ops>(
@@ -163,9 +179,9 @@ impl Moe {
         sorted: &Sorted<O>,
         pass: Pass<'_, O>,
     ) -> Result<O::Tensor> {
-        let rows = pass.ops.gather_rows(x, &sorted.rows)?;
+        let rows = sorted.out(x, pass.ops)?;
         let weight = pass.weights.get(self.gate_up);
-        pass.ops.grouped_nt(&rows, weight, &sorted.order.offsets)
+        pass.ops.grouped_nt(&rows, weight, sorted.offsets())
     }
 
     fn experts<O: Ops>(
@@ -177,8 +193,8 @@ impl Moe {
         let ops = pass.ops;
         let activated = ops.scale_rows(&ops.swiglu(gate_up)?, &sorted.weights)?;
         let down = pass.weights.get(self.down);
-        let results = ops.grouped_nt(&activated, down, &sorted.order.offsets)?;
-        ops.sum_rows(&results, &sorted.places, self.routing.top_k)
+        let results = ops.grouped_nt(&activated, down, sorted.offsets())?;
+        sorted.back(results, ops)
     }
 
     /// `x: [rows, hidden]` → the same shape.
@@ -192,7 +208,7 @@ impl Moe {
         keep_all: bool,
     ) -> Result<(O::Tensor, SavedMoe<O>)> {
         let chosen = self.choose(x, pass)?;
-        let sorted = self.sort(&chosen, pass.ops)?;
+        let sorted = self.sort(&chosen, pass)?;
         let gate_up = self.gate_up(x, &sorted, pass)?;
         let mut y = self.experts(&gate_up, &sorted, pass)?;
         let mut kept = None;
@@ -203,6 +219,7 @@ impl Moe {
         }
         let saved = SavedMoe {
             chosen,
+            sorted,
             gate_up,
             shared: kept,
         };
@@ -215,7 +232,7 @@ impl Moe {
     /// As [`Self::forward`].
     pub fn infer<O: Ops>(&self, x: &O::Tensor, pass: Pass<'_, O>) -> Result<O::Tensor> {
         let chosen = self.choose(x, pass)?;
-        let sorted = self.sort(&chosen, pass.ops)?;
+        let sorted = self.sort(&chosen, pass)?;
         let y = self.experts(&self.gate_up(x, &sorted, pass)?, &sorted, pass)?;
         match &self.shared {
             Some(shared) => pass.ops.add(&y, &shared.infer(x, pass)?),
@@ -236,39 +253,29 @@ impl Moe {
         grads: &mut Gradients<O>,
     ) -> Result<O::Tensor> {
         let (ops, weights) = (pass.ops, pass.weights);
-        let (x, chosen) = (x()?, saved.chosen);
-        let sorted = self.sort(&chosen, ops)?;
-        let offsets = &sorted.order.offsets;
+        let (x, chosen, sorted) = (x()?, saved.chosen, saved.sorted);
+        let offsets = sorted.offsets();
         let activated = ops.swiglu(&saved.gate_up)?;
-        let dresults = ops.gather_rows(dy, &sorted.rows)?;
+        let dresults = sorted.out(dy, ops)?;
         let scaled = ops.scale_rows(&activated, &sorted.weights)?;
         ops.accumulate_grouped_tn(&dresults, &scaled, offsets, grads.get(self.down))?;
         drop(scaled);
         let dscaled = ops.grouped_nn(&dresults, weights.get(self.down), offsets)?;
         drop(dresults);
         let dweights = ops.read_float_f64(&ops.row_dots(&dscaled, &activated)?)?;
+        let dweights = sorted.numbers_back(dweights)?;
         drop(activated);
         let dactivated = ops.scale_rows(&dscaled, &sorted.weights)?;
         let dgate_up = ops.swiglu_backward(&dactivated, &saved.gate_up)?;
         drop((dscaled, dactivated, saved.gate_up));
-        let rows = ops.gather_rows(&x, &sorted.rows)?;
+        let rows = sorted.out(&x, ops)?;
         ops.accumulate_grouped_tn(&dgate_up, &rows, offsets, grads.get(self.gate_up))?;
         drop(rows);
         let drows = ops.grouped_nn(&dgate_up, weights.get(self.gate_up), offsets)?;
         drop(dgate_up);
-        let dx = ops.sum_rows(&drows, &sorted.places, self.routing.top_k)?;
-        drop(drows);
+        let dx = sorted.back(drows, ops)?;
 
-        let by_choice: Vec<f64> = sorted
-            .order
-            .places
-            .iter()
-            .map(|place| dweights[*place as usize])
-            .collect();
-        let logits = self.logits(&x, ops, weights)?;
-        let dlogits = chosen.backward(&self.routing, &logits, &by_choice);
-        let experts = self.routing.experts;
-        let dlogits = ops.tensor_f64(dlogits.len() / experts, experts, &dlogits)?;
+        let dlogits = self.dlogits(&x, &chosen, &dweights, pass)?;
         ops.accumulate_tn(&dlogits, &x, grads.get(self.router))?;
         let dx = ops.add(&dx, &ops.matmul_nn(&dlogits, weights.get(self.router))?)?;
         match (&self.shared, saved.shared) {

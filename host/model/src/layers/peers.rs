@@ -11,7 +11,8 @@
 //! leave, sequence    reduce-scatter          all-gather rows
 //! ```
 //!
-//! Context parallelism splits every sequence over ranks, two chunks each, and keys and values go round a ring
+//! A mixture of experts sits between no such pair: its rows stay split, and go to their experts and back
+//! ([`super::dispatch`]). Context parallelism splits every sequence over ranks, two chunks each, and keys and values go round a ring
 //! ([`Peers::attention`]). A rank alone sends nothing. It knows no schedule and no optimizer; those are the trainer's.
 
 use slime_kernels::{Comm, Heads, KeySpan, Ops, Result, Sequences};
@@ -25,6 +26,16 @@ pub struct Peers<O: Ops> {
     pub sequence_parallel: bool,
     /// Ranks that hold the other parts of each sequence.
     pub cp: Option<Arc<dyn Comm<O>>>,
+    /// Ranks that hold the other experts.
+    pub experts: Option<Experts<O>>,
+}
+
+/// Ranks that hold the experts together.
+pub struct Experts<O: Ops> {
+    /// All of them; consecutive ones hold the parts of the same experts.
+    pub group: Arc<dyn Comm<O>>,
+    /// Parts that each expert's columns are split into.
+    pub parts: usize,
 }
 
 impl<O: Ops> Peers<O> {
@@ -34,6 +45,7 @@ impl<O: Ops> Peers<O> {
             tp: None,
             sequence_parallel: false,
             cp: None,
+            experts: None,
         }
     }
 

@@ -159,6 +159,15 @@ impl Chosen {
         Ok(chosen)
     }
 
+    /// As many rows to each expert as to any other.
+    pub(super) fn evenly(routing: &Routing, rows: usize) -> Self {
+        let choices = rows * routing.top_k;
+        Self {
+            experts: (0..choices).map(|i| (i % routing.experts) as u32).collect(),
+            weights: vec![routing.scale / routing.top_k as f64; choices],
+        }
+    }
+
     /// Gradient of the logits, `[rows, experts]`, from that of the weights, `[rows × top_k]`.
     pub(super) fn backward(&self, routing: &Routing, logits: &[f64], dweights: &[f64]) -> Vec<f64> {
         let (n, k) = (routing.experts, routing.top_k);
