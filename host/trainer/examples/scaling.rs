@@ -2,43 +2,35 @@
 //!
 //! ```text
 //! cargo run -p slime-trainer --example scaling                          the table of docs/book/scaling.md
-//! cargo run -p slime-trainer --example scaling -- 8B,70B 8,64 [SVG]     some of it; the last layout's stages as a picture
+//! cargo run -p slime-trainer --example scaling -- 8B,355B-A32B 8,64 [SVG]     some of it; of the last layout every rank,
+//!                                                                      and its stages as a picture
 //! ```
 //!
 //! Every layout is the trainer's own code run over shapes; read `slime_trainer::plan` for what is measured and what is
 //! assumed.
 #![allow(clippy::print_stdout, reason = "its output is the result")]
 
-use serde_json::json;
 use slime_model::ModelSpec;
 use slime_model::families::{HfConfig, from_config};
 use slime_model::layers::Recompute;
 use slime_trainer::TrainConfig;
 use slime_trainer::plan::search::{Candidate, search};
-use slime_trainer::plan::{Machine, Workload, picture};
+use slime_trainer::plan::{Machine, Workload, everyone, picture};
 use std::error::Error;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Name, family, hidden, feed-forward, layers, query heads, vocabulary, tied.
-type Shape = (
-    &'static str,
-    &'static str,
-    usize,
-    usize,
-    usize,
-    usize,
-    usize,
-    bool,
-);
-
-const SHAPES: [Shape; 6] = [
-    ("0.6B", "qwen3", 1024, 3072, 28, 16, 151_936, true),
-    ("1.7B", "qwen3", 2048, 6144, 28, 16, 151_936, true),
-    ("4B", "qwen3", 2560, 9728, 36, 32, 151_936, true),
-    ("8B", "qwen3", 4096, 12_288, 36, 32, 151_936, false),
-    ("32B", "qwen3", 5120, 25_600, 64, 64, 151_936, false),
-    ("70B", "llama", 8192, 28_672, 80, 64, 128_256, false),
+/// Models by what they are called here, and the published `config.json` of each in tests/golden/published.
+const MODELS: [(&str, &str); 9] = [
+    ("0.6B", "qwen3-0.6b"),
+    ("1.7B", "qwen3-1.7b"),
+    ("4B", "qwen3-4b"),
+    ("8B", "qwen3-8b"),
+    ("32B", "glm-4-32b-0414"),
+    ("30B-A3B", "qwen3-30b-a3b"),
+    ("235B-A22B", "qwen3-235b-a22b"),
+    ("355B-A32B", "glm-4.5"),
+    ("671B-A37B", "deepseek-v3"),
 ];
 
 const WORKLOAD: Workload = Workload {
@@ -47,26 +39,22 @@ const WORKLOAD: Workload = Workload {
     prompt: 256,
 };
 
-fn spec(shape: &Shape) -> Result<Arc<ModelSpec>, Box<dyn Error>> {
-    let &(_, family, hidden, ffn, layers, heads, vocab, tied) = shape;
-    let config = json!({
-        "model_type": family, "hidden_act": "silu", "attention_bias": false, "vocab_size": vocab,
-        "hidden_size": hidden, "intermediate_size": ffn, "num_hidden_layers": layers,
-        "num_attention_heads": heads, "num_key_value_heads": 8, "head_dim": 128,
-        "max_position_embeddings": WORKLOAD.length, "rms_norm_eps": 1e-6, "rope_theta": 1e6,
-        "tie_word_embeddings": tied, "initializer_range": 0.02,
-    });
-    Ok(Arc::new(from_config(&HfConfig::new(
-        "config.json",
-        config,
-    )?)?))
+fn spec(file: &str) -> Result<Arc<ModelSpec>, Box<dyn Error>> {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden/published");
+    let text = std::fs::read_to_string(format!("{folder}/{file}.json"))?;
+    let spec = from_config(&HfConfig::new(file, serde_json::from_str(&text)?)?)?;
+    // Rotation tables as long as what is planned.
+    Ok(Arc::new(ModelSpec {
+        max_positions: WORKLOAD.length,
+        ..spec
+    }))
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let models: Vec<&str> = match words.first() {
         Some(list) => list.split(',').collect(),
-        None => SHAPES.iter().map(|s| s.0).collect(),
+        None => MODELS.iter().map(|m| m.0).collect(),
     };
     let gpus: Vec<usize> = match words.get(1) {
         Some(list) => list.split(',').map(str::parse).collect::<Result<_, _>>()?,
@@ -85,9 +73,11 @@ fn main() -> Result<(), Box<dyn Error>> {
     );
     let mut pictured = None;
     for name in models {
-        let shape = SHAPES.iter().find(|s| s.0 == name);
-        let shape = shape.ok_or("models: 0.6B, 1.7B, 4B, 8B, 32B, 70B")?;
-        let spec = spec(shape)?;
+        let Some((_, file)) = MODELS.iter().find(|m| m.0 == name) else {
+            let known: Vec<&str> = MODELS.iter().map(|m| m.0).collect();
+            return Err(format!("{name} is none of {}", known.join(", ")).into());
+        };
+        let spec = spec(file)?;
         let config = TrainConfig {
             max_tokens_per_gpu: 8192,
             global_batch_size: Some(WORKLOAD.sequences),
@@ -108,6 +98,27 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
     }
     if let (Some(path), Some((name, gpus, best))) = (words.get(2), pictured) {
+        let spec = spec(MODELS.iter().find(|m| m.0 == name).map_or("", |m| m.1))?;
+        let config = TrainConfig {
+            max_tokens_per_gpu: 8192,
+            global_batch_size: Some(WORKLOAD.sequences),
+            recompute_granularity: best.recompute.0,
+            recompute_num_layers: best.recompute.1,
+            ..TrainConfig::default()
+        };
+        let began = Instant::now();
+        let all = everyone(&spec, &config, &best.parallel, WORKLOAD, &machine)?;
+        println!(
+            "\n{name} on {gpus}, every rank: {} events in {} groups, {:.3} s a step, {}; in {:.0} s here",
+            all.events,
+            all.groups,
+            all.outcome.step_s,
+            all.outcome
+                .halted
+                .as_deref()
+                .unwrap_or("no rank waits for ever"),
+            began.elapsed().as_secs_f64()
+        );
         let title = format!(
             "{name} on {gpus} GPUs, {}: one train step",
             best.parallel.short()

@@ -42,10 +42,9 @@ pub type Table = BTreeMap<String, Entry>;
 
 /// Rows and columns of a tensor; a vector is one row.
 pub fn as_matrix(shape: &[usize]) -> (usize, usize) {
-    match shape {
-        [cols] => (1, *cols),
-        [rows, cols] => (*rows, *cols),
-        _ => (1, shape.iter().product()),
+    match shape.split_last() {
+        Some((cols, lines)) => (lines.iter().product(), *cols),
+        None => (1, 1),
     }
 }
 

@@ -119,7 +119,7 @@ mod tests {
     use crate::algo::golden;
 
     #[test]
-    fn every_style_equals_megatrons_table() {
+    fn pitfall_28_every_style_equals_megatrons_table() {
         let mut compared = 0;
         for case in golden::cases("lr") {
             let count = |key: &str| case.inputs[key].as_u64().unwrap_or(0);

@@ -52,8 +52,9 @@ impl<O: Ops> Rank<O> {
     }
 
     fn writes(&self, param: usize) -> bool {
-        let group = &self.mesh.dp_cp;
-        !self.stage.shards[param].is_empty() && param % group.size() == group.rank()
+        let shard = &self.stage.shards[param];
+        let group = self.mesh.replicas(shard.is_expert);
+        !shard.is_empty() && param % group.size() == group.rank()
     }
 
     /// Write this rank's pieces into `dir` → their places.

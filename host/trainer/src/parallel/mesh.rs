@@ -1,11 +1,12 @@
 //! A layout's groups as communicators, one set a rank, made in one order on every rank.
 //!
-//! Read [`super::layout`] for which ranks they are.
+//! Read [`super::place`] for which ranks they are.
 
-use super::layout::{Axis, ParallelConfig, Place};
+use super::layout::ParallelConfig;
+use super::place::{Axis, Place};
 use slime_kernels::comm::{Threads, World};
 use slime_kernels::{Comm, Ops, Result};
-use slime_model::layers::Peers;
+use slime_model::layers::{Experts, Peers};
 use std::sync::Arc;
 
 /// A group of ranks, as one of them sees it.
@@ -21,6 +22,10 @@ pub struct Mesh<O: Ops> {
     pub cp: Group<O>,
     /// Everything that holds the same parameters: what gradients are summed over.
     pub dp_cp: Group<O>,
+    /// Ranks that hold all experts together.
+    pub ep: Group<O>,
+    /// Ranks that hold the same parts of the same experts: what their gradients are summed over.
+    pub expert_replicas: Group<O>,
     /// Stages, first to last.
     pub pp: Group<O>,
     /// Every rank.
@@ -55,6 +60,8 @@ impl<O: Ops> Mesh<O> {
             tp: group("tp", &[Axis::Tp])?,
             cp: group("cp", &[Axis::Cp])?,
             dp_cp: group("dp_cp", &[Axis::Cp, Axis::Dp])?,
+            ep: make("ep", place.expert_group())?,
+            expert_replicas: make("expert_replicas", place.expert_replicas())?,
             pp: group("pp", &[Axis::Pp])?,
             world: make(
                 "world",
@@ -90,6 +97,18 @@ impl<O: Ops> Mesh<O> {
             tp: several(&self.tp),
             sequence_parallel,
             cp: several(&self.cp),
+            experts: several(&self.ep).map(|group| Experts {
+                group,
+                parts: self.place.expert_parts(),
+            }),
+        }
+    }
+
+    /// Ranks over which the gradients of a parameter are summed: those that hold the same part of it.
+    pub fn replicas(&self, is_expert: bool) -> &Group<O> {
+        match is_expert {
+            true => &self.expert_replicas,
+            false => &self.dp_cp,
         }
     }
 

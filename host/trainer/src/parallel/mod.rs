@@ -1,14 +1,16 @@
-//! Training on several ranks: Megatron's tensor, sequence, pipeline, context and data parallelism.
+//! Training on several ranks: Megatron's tensor, sequence, pipeline, context, expert and data parallelism.
 //!
 //! Every rank runs the same program on its own part ([`shard`]) of the model ([`stage`]) and its own part of the batch
 //! ([`share`], [`slice`](mod@slice)); what they tell each other goes through [`mesh`]. One rank's arithmetic is the
 //! definition of correct: `tests/parallel` compares every layout with it. Read [`layout`] first, then [`rank`].
 
 mod checkpoint;
+mod fit;
 pub mod head;
 pub mod layout;
 pub mod mesh;
 pub mod pipeline;
+pub mod place;
 pub mod rank;
 pub mod schedule;
 pub mod shard;
@@ -18,7 +20,8 @@ pub mod stage;
 pub mod trainer;
 pub mod zero;
 
-pub use layout::{Axis, ParallelConfig, Place};
+pub use layout::ParallelConfig;
 pub use mesh::Mesh;
+pub use place::{Axis, Place};
 pub use rank::Rank;
 pub use trainer::{ParallelTrainer, Training};

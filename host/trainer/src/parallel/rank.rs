@@ -5,9 +5,10 @@
 //! for who starts and ends ranks.
 
 use super::head::SplitHead;
-use super::layout::{Axis, ParallelConfig};
+use super::layout::ParallelConfig;
 use super::mesh::Mesh;
 use super::pipeline::Pipeline;
+use super::place::Axis;
 use super::share::{Cost, micro_batches};
 use super::slice::{LocalMicro, Slicing};
 use super::stage::{Make, Stage};

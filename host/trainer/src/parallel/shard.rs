@@ -4,7 +4,8 @@
 //! hold is a list of blocks of the HF tensors ([`slime_model::Part`]), laid end to end, and maybe padding after them. The
 //! same list serves to cut weights, to write checkpoints and to count each element once in the gradient norm.
 
-use super::layout::{Axis, ParallelConfig, Place, stage_layers};
+use super::layout::{ParallelConfig, stage_layers};
+use super::place::{Axis, Place};
 use crate::checkpoint::pieces::as_matrix;
 use slime_model::{Attention, Ffn, GroupedAttention, ModelSpec, ParamKind, ParamSpec};
 use std::ops::Range;
@@ -43,6 +44,8 @@ pub struct Shard {
     pub sum_over_tp: bool,
     /// Elements whose gradients are summed over the ranks that hold the same key heads.
     pub key_replicas: Range<usize>,
+    /// Of experts, of which other ranks hold copies than of the rest.
+    pub is_expert: bool,
 }
 
 impl Shard {
@@ -72,6 +75,7 @@ impl Shard {
             blocks: Vec::new(),
             sum_over_tp: false,
             key_replicas: 0..0,
+            is_expert: false,
         }
     }
 }
@@ -86,18 +90,24 @@ pub fn vocab_rows(vocab: usize, tp: usize, rank: usize) -> (usize, usize) {
     (rank * each, each)
 }
 
-/// The model a rank computes: heads, columns and vocabulary divided, all layers listed.
+/// The model a rank computes: heads, columns and vocabulary divided, all layers listed. Experts are listed as the model has
+/// them, because a router knows them all.
 pub fn local_spec(spec: &ModelSpec, tp: usize) -> ModelSpec {
     let mut local = spec.clone();
     local.vocab = vocab_rows(spec.vocab, tp, 0).1;
     for layer in &mut local.layers {
-        // Layers of other kinds are whole: the layout refuses to divide them.
-        if let Attention::Grouped(GroupedAttention { heads, .. }) = &mut layer.attn {
-            heads.query /= tp;
-            heads.kv = (heads.kv / tp).max(1);
+        match &mut layer.attn {
+            Attention::Grouped(GroupedAttention { heads, .. }) => {
+                heads.query /= tp;
+                heads.kv = (heads.kv / tp).max(1);
+            }
+            Attention::Latent(attn) => attn.widths.heads /= tp,
+            // The layout refuses to divide it.
+            Attention::Delta(_) => {}
         }
-        if let Ffn::SwiGlu { hidden } = &mut layer.ffn {
-            *hidden /= tp;
+        match &mut layer.ffn {
+            Ffn::SwiGlu { hidden } => *hidden /= tp,
+            Ffn::Moe(moe) => moe.shared = moe.shared.map(|hidden| hidden / tp),
         }
     }
     local
@@ -150,6 +160,7 @@ fn held(spec: &ModelSpec, param: &ParamSpec, config: &ParallelConfig, place: &Pl
         blocks,
         sum_over_tp: false,
         key_replicas: 0..0,
+        is_expert: false,
     };
     let whole = || {
         let of = |(part, tensor): (usize, &slime_model::Part)| {
@@ -163,8 +174,6 @@ fn held(spec: &ModelSpec, param: &ParamSpec, config: &ParallelConfig, place: &Pl
         shard(param.rows, param.cols, blocks)
     };
     match param.kind {
-        // A gate beside each query head is whole, as every layer that only one rank computes.
-        ParamKind::Qkv if tp == 1 => whole(),
         ParamKind::Embedding | ParamKind::Head => {
             let (start, each) = vocab_rows(spec.vocab, tp, rank);
             let real = start.min(spec.vocab)..(start + each).min(spec.vocab);
@@ -178,9 +187,8 @@ fn held(spec: &ModelSpec, param: &ParamSpec, config: &ParallelConfig, place: &Pl
         ParamKind::Qkv | ParamKind::QkvBias => {
             let layer = param.layer.expect("attention lies in a layer");
             let attn = spec.layers[layer].attn.grouped();
-            let heads = attn
-                .expect("only grouped queries have this parameter")
-                .heads;
+            let attn = attn.expect("only grouped queries have this parameter");
+            let heads = attn.heads;
             let copies = tp / heads.kv.clamp(1, tp);
             let kv = if copies > 1 {
                 rank / copies..rank / copies + 1
@@ -190,7 +198,12 @@ fn held(spec: &ModelSpec, param: &ParamSpec, config: &ParallelConfig, place: &Pl
             let is_copy = !rank.is_multiple_of(copies);
             let vector = param.kind == ParamKind::QkvBias;
             let of = |part: usize, heads_of: Range<usize>, is_copy| {
-                let lines = heads_of.start * heads.dim..heads_of.end * heads.dim;
+                // A gate's rows lie beside each query head's.
+                let dim = match attn.gated && part == 0 {
+                    true => 2 * heads.dim,
+                    false => heads.dim,
+                };
+                let lines = heads_of.start * dim..heads_of.end * dim;
                 let (rows, cols) = if vector {
                     (0..1, lines)
                 } else {
@@ -223,7 +236,12 @@ fn held(spec: &ModelSpec, param: &ParamSpec, config: &ParallelConfig, place: &Pl
                 ..shard(rows, cols, blocks)
             }
         }
-        ParamKind::GateUp => {
+        ParamKind::QueryUp | ParamKind::KvUp => {
+            let rows = part(param.rows);
+            let cols = 0..param.cols;
+            shard(rows.len(), param.cols, vec![block(0, rows, cols)])
+        }
+        ParamKind::GateUp | ParamKind::SharedGateUp => {
             let rows = part(param.rows / 2);
             let cols = 0..param.cols;
             // GLM-4 stores both in one tensor.
@@ -237,44 +255,101 @@ fn held(spec: &ModelSpec, param: &ParamSpec, config: &ParallelConfig, place: &Pl
             ];
             shard(2 * rows.len(), param.cols, blocks)
         }
-        ParamKind::AttnOut | ParamKind::Down => {
+        ParamKind::AttnOut | ParamKind::Down | ParamKind::SharedDown => {
             let cols = part(param.cols);
             shard(param.rows, cols.len(), vec![block(0, 0..param.rows, cols)])
         }
+        ParamKind::ExpertGateUp | ParamKind::ExpertDown => experts(spec, param, place),
+        // Every rank sees its own heads' part of the gradient.
         ParamKind::QueryNorm
         | ParamKind::KeyNorm
-        | ParamKind::AttnNorm
+        | ParamKind::QueryDown
+        | ParamKind::QueryDownNorm
+        | ParamKind::KvDown
+        | ParamKind::KvDownNorm => Shard {
+            sum_over_tp: tp > 1,
+            ..whole()
+        },
+        // With sequence parallelism, its own rows' part.
+        ParamKind::AttnNorm
         | ParamKind::AttnPostNorm
         | ParamKind::FfnNorm
         | ParamKind::FfnPostNorm
-        | ParamKind::FinalNorm => {
-            let of_heads = matches!(param.kind, ParamKind::QueryNorm | ParamKind::KeyNorm);
-            Shard {
-                sum_over_tp: tp > 1 && (of_heads || config.sequence_parallel),
-                ..whole()
-            }
-        }
-        ParamKind::QueryDown
-        | ParamKind::QueryDownNorm
-        | ParamKind::QueryUp
-        | ParamKind::KvDown
-        | ParamKind::KvDownNorm
-        | ParamKind::KvUp
+        | ParamKind::FinalNorm
+        | ParamKind::Router
+        | ParamKind::SharedGate => Shard {
+            sum_over_tp: tp > 1 && config.sequence_parallel,
+            ..whole()
+        },
+        // A bias of the router has no gradient; a delta net is whole.
+        ParamKind::RouterBias
         | ParamKind::DeltaIn
         | ParamKind::DeltaGates
         | ParamKind::DeltaConv
         | ParamKind::DeltaALog
         | ParamKind::DeltaDtBias
         | ParamKind::DeltaNorm
-        | ParamKind::DeltaOut
-        | ParamKind::Router
-        | ParamKind::RouterBias
-        | ParamKind::ExpertGateUp
-        | ParamKind::ExpertDown
-        | ParamKind::SharedGateUp
-        | ParamKind::SharedDown
-        | ParamKind::SharedGate => whole(),
+        | ParamKind::DeltaOut => whole(),
     }
+}
+
+/// The experts of a rank, which are consecutive, and of each its columns.
+fn experts(spec: &ModelSpec, param: &ParamSpec, place: &Place) -> Shard {
+    let layer = param.layer.expect("experts lie in a layer");
+    let Ffn::Moe(moe) = &spec.layers[layer].ffn else {
+        unreachable!("a layer that lists experts has them");
+    };
+    let (parts, (part, owner)) = (place.expert_parts(), place.expert_place());
+    let each = moe.routing.experts / place.expert_owners();
+    let columns = part * moe.hidden / parts..(part + 1) * moe.hidden / parts;
+    let mut blocks = Vec::new();
+    for expert in owner * each..(owner + 1) * each {
+        // Rows of the whole parameter that are this rank's, and their columns.
+        let (rows, cols) = match param.kind {
+            ParamKind::ExpertDown => {
+                let start = expert * spec.hidden;
+                (vec![start..start + spec.hidden], columns.clone())
+            }
+            _ => {
+                let of = |start: usize| start + columns.start..start + columns.end;
+                let gate = 2 * moe.hidden * expert;
+                (vec![of(gate), of(gate + moe.hidden)], 0..param.cols)
+            }
+        };
+        for rows in rows {
+            blocks.extend(in_parts(param, rows, cols.clone()));
+        }
+    }
+    let cols = match param.kind {
+        ParamKind::ExpertDown => columns.len(),
+        _ => param.cols,
+    };
+    Shard {
+        rows: blocks.iter().map(|b| b.rows.len()).sum(),
+        cols,
+        blocks,
+        is_expert: true,
+        ..Shard::absent()
+    }
+}
+
+/// Rows of a whole parameter as blocks of its parts, which are whole rows each.
+fn in_parts(param: &ParamSpec, rows: Range<usize>, cols: Range<usize>) -> Vec<Block> {
+    let (mut blocks, mut start) = (Vec::new(), 0);
+    for (part, tensor) in param.parts.iter().enumerate() {
+        let len = tensor.len() / param.cols;
+        let here = rows.start.max(start)..rows.end.min(start + len);
+        if !here.is_empty() {
+            blocks.push(Block {
+                part,
+                rows: here.start - start..here.end - start,
+                cols: cols.clone(),
+                is_copy: false,
+            });
+        }
+        start += len;
+    }
+    blocks
 }
 
 /// Cut a whole parameter, `[rows × cols]` with its parts end to end, to what a rank holds of it.
@@ -341,7 +416,10 @@ mod tests {
                 let held = cut(&all[i], shard, &whole[i]);
                 assert_eq!(held.len(), shard.len());
                 paste(&all[i], shard, &held, &mut again[i]);
-                let first_replica = place.along(Axis::Dp) == 0 && place.along(Axis::Cp) == 0;
+                let first_replica = match shard.is_expert {
+                    true => place.expert_replica() == 0,
+                    false => place.along(Axis::Dp) == 0 && place.along(Axis::Cp) == 0,
+                };
                 let own = shard.blocks.iter().filter(|b| !b.is_copy && first_replica);
                 counted[i] += own.map(Block::len).sum::<usize>();
             }
@@ -356,11 +434,22 @@ mod tests {
         for family in 0..families::ALL.len() {
             let spec = spec(family);
             let layers = spec.layers.len();
-            for (tp, pp, cp) in [(1, 1, 1), (2, 1, 1), (4, 1, 1), (2, 2, 2), (1, 2, 1)] {
+            for (tp, pp, cp, etp, ep) in [
+                (1, 1, 1, 1, 1),
+                (2, 1, 1, 1, 1),
+                (4, 1, 1, 1, 1),
+                (2, 2, 2, 1, 1),
+                (1, 2, 1, 1, 1),
+                (2, 1, 1, 1, 2),
+                (1, 1, 4, 2, 2),
+                (2, 1, 2, 2, 1),
+            ] {
                 let config = ParallelConfig {
                     tensor_model_parallel_size: tp,
                     pipeline_model_parallel_size: pp,
                     context_parallel_size: cp,
+                    expert_tensor_parallel_size: Some(etp),
+                    expert_model_parallel_size: ep,
                     sequence_parallel: tp > 1,
                     ..ParallelConfig::default()
                 };

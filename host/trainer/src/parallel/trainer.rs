@@ -241,12 +241,12 @@ impl<O: Ops> ParallelTrainer<O> {
         let at = self.index_of(param)?;
         let held = self.on_all(move |rank| {
             let grad = rank.ops.read_float_f64(&rank.grads.0[at])?;
-            Ok((rank.mesh.dp_cp.rank(), grad))
+            let group = rank.mesh.replicas(rank.stage.shards[at].is_expert);
+            Ok((group.rank(), grad))
         })?;
         let mut sum = vec![0.0; param.len()];
-        for replica in 0..self.training.parallel.context_parallel_size
-            * self.training.parallel.data_parallel_size
-        {
+        let replicas = held.iter().map(|(replica, _)| replica + 1).max();
+        for replica in 0..replicas.unwrap_or(0) {
             let own = held.iter().map(|(of, grad)| match *of == replica {
                 true => grad.clone(),
                 false => Vec::new(),
@@ -389,8 +389,8 @@ fn words(panic: &(dyn std::any::Any + Send)) -> String {
         .unwrap_or_else(|| "without words".into())
 }
 
-/// Key heads of the model's layers of grouped queries, of which all have equally many.
+/// Key heads of the model's layers of grouped queries, of which all have equally many; in other layers no head is shared.
 pub fn key_heads(spec: &ModelSpec) -> usize {
     let kv = |layer: &LayerSpec| layer.attn.grouped().map(|attn| attn.heads.kv);
-    spec.layers.iter().find_map(kv).unwrap_or(1)
+    spec.layers.iter().find_map(kv).unwrap_or(usize::MAX)
 }

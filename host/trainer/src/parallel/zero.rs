@@ -27,6 +27,8 @@ struct Bucket {
     members: Vec<(usize, Range<usize>)>,
     /// Elements, padding included: a multiple of the group's size.
     len: usize,
+    /// Of experts, whose gradients another group sums.
+    is_expert: bool,
 }
 
 /// A piece of one parameter, updated by this rank.
@@ -67,16 +69,13 @@ fn counted(shard: &Shard, range: &Range<usize>) -> Vec<Range<usize>> {
         .collect()
 }
 
-fn buckets(shards: &[Shard], ranks: usize, largest: usize) -> Vec<Bucket> {
+/// Buckets of the parameters that are experts', or of the others.
+fn buckets(shards: &[Shard], is_expert: bool, ranks: usize, largest: usize) -> Vec<Bucket> {
     let mut buckets: Vec<Bucket> = Vec::new();
     let mut open: Vec<(usize, Range<usize>)> = Vec::new();
     let mut len = 0;
-    let held = shards
-        .iter()
-        .enumerate()
-        .rev()
-        .filter(|(_, s)| !s.is_empty());
-    for (param, shard) in held {
+    let held = shards.iter().enumerate().rev();
+    for (param, shard) in held.filter(|(_, s)| !s.is_empty() && s.is_expert == is_expert) {
         open.push((param, len..len + shard.len()));
         len += shard.len();
         if len >= largest {
@@ -84,6 +83,7 @@ fn buckets(shards: &[Shard], ranks: usize, largest: usize) -> Vec<Bucket> {
             buckets.push(Bucket {
                 members,
                 len: len.next_multiple_of(ranks),
+                is_expert,
             });
             len = 0;
         }
@@ -92,6 +92,7 @@ fn buckets(shards: &[Shard], ranks: usize, largest: usize) -> Vec<Bucket> {
         buckets.push(Bucket {
             members: open,
             len: len.next_multiple_of(ranks),
+            is_expert,
         });
     }
     buckets
@@ -109,11 +110,17 @@ impl<O: Ops> Zero<O> {
         config: &TrainConfig,
         bucket_size: Option<usize>,
     ) -> Result<Self> {
-        let (ranks, rank) = (mesh.dp_cp.size(), mesh.dp_cp.rank());
-        let buckets = buckets(&stage.shards, ranks, bucket_size.unwrap_or(usize::MAX));
+        let largest = bucket_size.unwrap_or(usize::MAX);
+        let of = |is_expert| {
+            let ranks = mesh.replicas(is_expert).size();
+            buckets(&stage.shards, is_expert, ranks, largest)
+        };
+        let buckets: Vec<Bucket> = of(false).into_iter().chain(of(true)).collect();
         let rounded = Precision::of_weights(ops)? == Precision::Rounded;
         let mut segments = Vec::new();
         for bucket in &buckets {
+            let group = mesh.replicas(bucket.is_expert);
+            let (ranks, rank) = (group.size(), group.rank());
             let part = bucket.len / ranks;
             let own = rank * part..(rank + 1) * part;
             for (param, at) in &bucket.members {
@@ -202,26 +209,32 @@ impl<O: Ops> Zero<O> {
         })
     }
 
-    /// Each segment's summed gradient; nothing for a group of one, whose gradients are whole already.
-    fn slices(&self, ops: &O, mesh: &Mesh<O>, grads: &Gradients<O>) -> Result<Vec<O::Float>> {
-        let mut slices = Vec::new();
-        if mesh.dp_cp.size() == 1 {
-            return Ok(slices);
-        }
+    /// Each segment's summed gradient; none in a group of one, whose gradients are whole already.
+    fn slices(
+        &self,
+        ops: &O,
+        mesh: &Mesh<O>,
+        grads: &Gradients<O>,
+    ) -> Result<Vec<Option<O::Float>>> {
+        let mut slices = Vec::with_capacity(self.segments.len());
         let mut segments = self.segments.iter();
         for bucket in &self.buckets {
+            let group = mesh.replicas(bucket.is_expert);
+            let count = self.segments_of(bucket, mesh);
+            if group.size() == 1 {
+                slices.extend(segments.by_ref().take(count).map(|_| None));
+                continue;
+            }
             let parts: Vec<_> = bucket
                 .members
                 .iter()
                 .map(|(param, at)| (&grads.0[*param], 0..at.len()))
                 .collect();
-            let own = mesh
-                .dp_cp
-                .reduce_scatter_float(&ops.join_float(&parts, bucket.len)?)?;
+            let own = group.reduce_scatter_float(&ops.join_float(&parts, bucket.len)?)?;
             let mut at = 0;
-            for segment in segments.by_ref().take(self.segments_of(bucket, mesh)) {
+            for segment in segments.by_ref().take(count) {
                 let len = segment.range.len();
-                slices.push(ops.cut_float(&own, at..at + len, 1, len)?);
+                slices.push(Some(ops.cut_float(&own, at..at + len, 1, len)?));
                 at += len;
             }
         }
@@ -248,18 +261,17 @@ impl<O: Ops> Zero<O> {
                 _ => v,
             }
         };
-        if mesh.dp_cp.size() == 1 {
-            return self
-                .segments
-                .iter()
-                .try_for_each(|segment| take(segment.param, state(segment)));
-        }
         let mut segments = self.segments.iter();
         for bucket in &self.buckets {
-            let own = segments.by_ref().take(self.segments_of(bucket, mesh));
+            let group = mesh.replicas(bucket.is_expert);
+            let mut own = segments.by_ref().take(self.segments_of(bucket, mesh));
+            if group.size() == 1 {
+                own.try_for_each(|segment| take(segment.param, state(segment)))?;
+                continue;
+            }
             let parts: Vec<_> = own.map(|s| (state(s), 0..s.range.len())).collect();
-            let own = ops.join_float(&parts, bucket.len / mesh.dp_cp.size())?;
-            let all = mesh.dp_cp.all_gather_float(&own)?;
+            let own = ops.join_float(&parts, bucket.len / group.size())?;
+            let all = group.all_gather_float(&own)?;
             for (param, at) in &bucket.members {
                 let shard = &stage.shards[*param];
                 let whole = ops.cut_float(&all, at.clone(), shard.rows, shard.cols)?;
@@ -270,16 +282,17 @@ impl<O: Ops> Zero<O> {
     }
 
     fn segments_of(&self, bucket: &Bucket, mesh: &Mesh<O>) -> usize {
-        let part = bucket.len / mesh.dp_cp.size();
-        let own = mesh.dp_cp.rank() * part..(mesh.dp_cp.rank() + 1) * part;
+        let group = mesh.replicas(bucket.is_expert);
+        let part = bucket.len / group.size();
+        let own = group.rank() * part..(group.rank() + 1) * part;
         let meets = |at: &Range<usize>| at.start.max(own.start) < at.end.min(own.end);
         bucket.members.iter().filter(|(_, at)| meets(at)).count()
     }
 
-    fn squares(&self, ops: &O, grads: &Gradients<O>, slices: &[O::Float]) -> Result<f64> {
+    fn squares(&self, ops: &O, grads: &Gradients<O>, slices: &[Option<O::Float>]) -> Result<f64> {
         let mut sum = 0.0;
         for (i, segment) in self.segments.iter().enumerate() {
-            let grad = slices.get(i).unwrap_or(&grads.0[segment.param]);
+            let grad = slices[i].as_ref().unwrap_or(&grads.0[segment.param]);
             if segment.counted == [0..segment.range.len()] {
                 sum += ops.sum_squares(grad)?;
                 continue;
@@ -298,7 +311,7 @@ impl<O: Ops> Zero<O> {
         stage: &mut Stage<O>,
         mesh: &Mesh<O>,
         grads: &Gradients<O>,
-        slices: &[O::Float],
+        slices: &[Option<O::Float>],
         step: AdamW,
     ) -> Result<()> {
         let params = stage.params.clone();
@@ -309,40 +322,35 @@ impl<O: Ops> Zero<O> {
             },
             ..step
         };
-        if mesh.dp_cp.size() == 1 {
-            for segment in &mut self.segments {
-                let Segment {
-                    param,
-                    m,
-                    v,
-                    master,
-                    ..
-                } = segment;
-                let (grad, weight) = (&grads.0[*param], &mut stage.weights.0[*param]);
-                ops.adamw(&decayed(*param), grad, m, v, master.as_mut(), weight)?;
-            }
-            return Ok(());
-        }
         let mut done = 0;
         for bucket in &self.buckets {
+            let group = mesh.replicas(bucket.is_expert);
             let count = self.segments_of(bucket, mesh);
             let mut pieces = Vec::with_capacity(count);
             for i in done..done + count {
                 let segment = &mut self.segments[i];
                 let (range, len) = (segment.range.clone(), segment.range.len());
-                let mut weight = ops.cut(&stage.weights.0[segment.param], range, 1, len)?;
+                let (param, step) = (segment.param, decayed(segment.param));
                 let Segment { m, v, master, .. } = segment;
-                let step = decayed(segment.param);
-                ops.adamw(&step, &slices[i], m, v, master.as_mut(), &mut weight)?;
+                let Some(slice) = &slices[i] else {
+                    let (grad, weight) = (&grads.0[param], &mut stage.weights.0[param]);
+                    ops.adamw(&step, grad, m, v, master.as_mut(), weight)?;
+                    continue;
+                };
+                let mut weight = ops.cut(&stage.weights.0[param], range, 1, len)?;
+                ops.adamw(&step, slice, m, v, master.as_mut(), &mut weight)?;
                 pieces.push(weight);
             }
             done += count;
+            if group.size() == 1 {
+                continue;
+            }
             let parts: Vec<_> = pieces
                 .iter()
                 .map(|piece| (piece, 0..ops.shape(piece).1))
                 .collect();
-            let own = ops.join(&parts, bucket.len / mesh.dp_cp.size())?;
-            let all = mesh.dp_cp.all_gather(&own)?;
+            let own = ops.join(&parts, bucket.len / group.size())?;
+            let all = group.all_gather(&own)?;
             for (param, at) in &bucket.members {
                 let shard = &stage.shards[*param];
                 stage.weights.0[*param] = ops.cut(&all, at.clone(), shard.rows, shard.cols)?;
