@@ -202,6 +202,108 @@ fn data(all: &mut Vec<Case>) {
     all.push(few.quick());
 }
 
+/// Experts over `ep` ranks of a stage, each of them in `etp` parts.
+pub(crate) fn experts(ep: usize, etp: usize, config: ParallelConfig) -> ParallelConfig {
+    ParallelConfig {
+        expert_model_parallel_size: ep,
+        expert_tensor_parallel_size: Some(etp),
+        ..config
+    }
+}
+
+fn expert(all: &mut Vec<Case>) {
+    let of = |family: &'static str, name: &str, parallel: ParallelConfig| {
+        case("ep", name, parallel).toy(family, if family == "deepseek_v3" { 8 } else { 4 }, false)
+    };
+    let moe = |name: &str, parallel| of("qwen3_moe", name, parallel);
+    all.push(moe("", experts(2, 1, sizes(1, 1, 1, 2))).quick());
+    all.push(moe("", experts(4, 1, sizes(1, 1, 1, 4))));
+    // Gradients of experts are then summed over two ranks, those of the rest over four.
+    all.push(moe("", experts(2, 1, sizes(1, 1, 1, 4))).quick());
+    all.push(moe("", experts(1, 1, sizes(1, 2, 2, 1))));
+    all.push(moe("", experts(1, 2, sizes(1, 1, 1, 2))));
+    all.push(moe("", experts(2, 2, sizes(1, 1, 1, 4))).quick());
+    all.push(moe("", experts(4, 2, sizes(1, 1, 2, 4))));
+    // As Megatron: without a size of its own, tp divides experts too.
+    let default = ParallelConfig {
+        expert_tensor_parallel_size: None,
+        ..experts(2, 1, sequence_parallel(sizes(2, 1, 1, 2)))
+    };
+    all.push(moe("experts divided over tp", default));
+    // One sequence a micro-batch: most experts get no row.
+    let few = |c: &mut TrainConfig| c.max_tokens_per_gpu = 1;
+    let row = moe("experts without rows", experts(4, 1, sizes(1, 1, 1, 4)));
+    all.push(row.with(few).quick());
+    let hot = experts(4, 2, sizes(1, 1, 2, 4));
+    all.push(of("glm4_moe", "one hot expert", hot));
+    let folded = experts(4, 1, sequence_parallel(sizes(2, 1, 2, 1)));
+    all.push(moe("folded over tp and cp", folded).quick());
+    let tp2 = || experts(4, 1, sequence_parallel(sizes(2, 1, 1, 2)));
+    all.push(of("glm4_moe", "an MLP for every token", tp2()).quick());
+    let tp4 = experts(8, 1, sequence_parallel(sizes(4, 1, 1, 2)));
+    all.push(case("ep", "2 key heads, tied", tp4).toy("glm4_moe", 2, true));
+    all.push(of(
+        "glm4_moe",
+        "",
+        experts(2, 2, sequence_parallel(sizes(2, 1, 2, 1))),
+    ));
+    for (name, parallel) in [
+        ("latent attention", experts(2, 1, sizes(1, 2, 1, 2))),
+        (
+            "latent attention",
+            experts(4, 1, sequence_parallel(sizes(2, 1, 1, 2))),
+        ),
+        ("latent attention", experts(2, 1, sizes(1, 1, 2, 1))),
+        (
+            "latent attention",
+            experts(2, 2, sequence_parallel(sizes(4, 1, 2, 1))),
+        ),
+    ] {
+        all.push(of("deepseek_v3", name, parallel));
+    }
+    let delta = of("qwen3_next", "delta nets", experts(2, 1, sizes(1, 2, 1, 2)));
+    all.push(delta.quick());
+    let full = |c: &mut TrainConfig| c.recompute_granularity = Recompute::Full;
+    let again = moe("everything again", experts(2, 1, sizes(1, 1, 1, 2)));
+    all.push(again.with(full));
+    all.push(moe("", experts(2, 1, sizes(1, 2, 1, 2))));
+    let interleaved = ParallelConfig {
+        virtual_pipeline_model_parallel_size: 2,
+        ..experts(2, 1, sizes(1, 2, 1, 2))
+    };
+    all.push(moe("", interleaved));
+    all.push(moe(
+        "16 ranks",
+        experts(4, 1, sequence_parallel(sizes(2, 2, 2, 2))),
+    ));
+    all.push(of(
+        "glm4_moe",
+        "16 ranks",
+        experts(4, 2, sequence_parallel(sizes(2, 2, 2, 2))),
+    ));
+    let named = experts(2, 1, sizes(1, 2, 1, 2));
+    all.push(of("glm4_moe", "", named));
+    let deepseek = experts(8, 1, sequence_parallel(sizes(2, 2, 2, 2)));
+    all.push(of("deepseek_v3", "16 ranks", deepseek));
+}
+
+/// Layer kinds that the toy does not have.
+fn families(all: &mut Vec<Case>) {
+    let of = |family, name: &str, parallel| case("families", name, parallel).toy(family, 4, false);
+    let sandwich = "norms behind layers";
+    let tp2 = sequence_parallel(sizes(2, 1, 1, 1));
+    all.push(of("glm4", sandwich, tp2.clone()).quick());
+    all.push(of("glm4", sandwich, sizes(1, 2, 2, 1)).quick());
+    all.push(of("qwen3_moe", "whole experts", sizes(1, 1, 1, 2)).quick());
+    all.push(of("qwen3_moe", "experts' columns", tp2.clone()));
+    let latent =
+        |parallel| case("families", "latent attention", parallel).toy("deepseek_v3", 8, false);
+    all.push(latent(tp2).quick());
+    all.push(latent(sizes(1, 2, 1, 1)));
+    all.push(latent(sizes(1, 1, 2, 1)).quick());
+    all.push(of("qwen3_next", "delta nets", sizes(1, 2, 1, 2)));
+}
+
 fn packing(all: &mut Vec<Case>) {
     for tokens in [1, 60, 10_000] {
         let mut row = case("packing", &format!("{tokens} tokens"), sizes(2, 1, 1, 2));
@@ -250,6 +352,18 @@ fn combinations(all: &mut Vec<Case>) {
     all.push(case("combinations", "", sequence_parallel(sizes(2, 1, 2, 4))).toy("qwen2", 4, false));
 }
 
+/// One step of everything that RL asks of a trainer.
+fn rl_step(all: &mut Vec<Case>) {
+    let moe = experts(4, 1, sequence_parallel(sizes(2, 1, 1, 2)));
+    for row in [
+        case("rl step", "", sizes(2, 2, 2, 1)),
+        case("rl step", "", moe).toy("qwen3_moe", 4, false),
+        case("rl step", "", sizes(1, 1, 1, 3)),
+    ] {
+        all.push(row.with(|c| c.num_steps_per_rollout = Some(1)).quick());
+    }
+}
+
 /// Every row.
 pub(crate) fn all() -> Vec<Case> {
     let mut all = Vec::new();
@@ -257,8 +371,11 @@ pub(crate) fn all() -> Vec<Case> {
     pipeline(&mut all);
     context(&mut all);
     data(&mut all);
+    expert(&mut all);
+    families(&mut all);
     packing(&mut all);
     recompute(&mut all);
     combinations(&mut all);
+    rl_step(&mut all);
     all
 }

@@ -1,22 +1,20 @@
 //! What goes wrong when training is spread over ranks, each with the test that catches it. Numbers are those of the list in
 //! docs/book/parallel.md, which also names the tests that live beside other code.
 
-use super::cases::{sequence_parallel, sizes};
+use super::cases::{experts, sequence_parallel, sizes};
 use super::toy::{Toy, config, distance, mixed, on_many, on_one, outcome, ranks, records};
+use super::watched::{watched, watched_as};
 use super::{DOUBLE, gaps};
 use slime_core::RolloutRecord;
-use slime_kernels::comm::{Threads, World};
-use slime_kernels::{Comm, Cpu, Ops, Reduce};
+use slime_kernels::{Cpu, Ops};
 use slime_model::{ParamKind, params};
+use slime_trainer::TrainConfig;
 use slime_trainer::algo::Estimator;
-use slime_trainer::parallel::mesh::Group;
 use slime_trainer::parallel::slice::{LocalMicro, Slicing};
-use slime_trainer::parallel::trainer::{Launch, PATIENCE, key_heads};
-use slime_trainer::parallel::{Mesh, ParallelConfig, ParallelTrainer, Place, Training};
-use slime_trainer::{Error, TrainConfig};
+use slime_trainer::parallel::trainer::PATIENCE;
+use slime_trainer::parallel::{ParallelConfig, ParallelTrainer, Training};
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
 
 type F64 = Cpu<f64>;
 
@@ -85,6 +83,44 @@ fn pitfall_02_replicas_of_key_heads_stay_the_same_bits_and_equal_one_rank() {
         gaps.gradient < DOUBLE.1 && gaps.weight < DOUBLE.2,
         "{gaps:?}"
     );
+}
+
+#[test]
+fn pitfall_03_gradients_of_experts_are_summed_over_those_who_hold_them_and_not_scaled() {
+    let toy = Toy {
+        family: "qwen3_moe",
+        ..Toy::PLAIN
+    };
+    let want = one(toy, &config(), &mixed());
+    // Four ranks train on different sequences, two hold each expert.
+    let parallel = experts(2, 1, sizes(1, 1, 1, 4));
+    let got = many(toy, &config(), &parallel, &mixed());
+    let mut compared = 0;
+    for param in params(&toy.spec()) {
+        if matches!(param.kind, ParamKind::ExpertGateUp | ParamKind::ExpertDown) {
+            let (got, want) = (&got.gradients[&param.name], &want.gradients[&param.name]);
+            assert!(distance(got, want) < DOUBLE.1, "{}", param.name);
+            assert!(want.iter().any(|g| g.abs() > 1e-6), "{}", param.name);
+            compared += 1;
+        }
+    }
+    assert_eq!(compared, 6);
+}
+
+#[test]
+fn pitfall_20_experts_results_are_added_in_one_order_however_ranks_dawdle() {
+    let toy = Toy {
+        family: "qwen3_moe",
+        ..Toy::PLAIN
+    };
+    let parallel = experts(2, 1, sizes(1, 1, 1, 2));
+    let of = |slowest, seed| {
+        let (mut trainer, _) = watched_as(toy, &config(), &parallel, slowest, seed);
+        let metrics = trainer.train(&mixed()).unwrap();
+        outcome(&trainer, metrics).unwrap()
+    };
+    let calm = of(0, 0);
+    assert!(of(300, 1) == calm && of(300, 2) == calm);
 }
 
 #[test]
@@ -331,130 +367,6 @@ fn pitfall_16_padding_of_buckets_is_never_updated_counted_or_saved() {
     assert!(gaps.loss < DOUBLE.0 && gaps.weight < DOUBLE.2, "{gaps:?}");
 }
 
-/// A group whose calls are noted, and which dawdles before each of them.
-struct Watched {
-    inner: Threads<F64>,
-    rank: usize,
-    group: String,
-    seed: Mutex<super::toy::Numbers>,
-    slowest: u64,
-    log: Arc<Mutex<BTreeMap<usize, Vec<String>>>>,
-}
-
-impl Watched {
-    fn note(&self, op: &str) {
-        let pause = self.seed.lock().unwrap().below(self.slowest as usize + 1);
-        std::thread::sleep(Duration::from_micros(pause as u64));
-        let said = format!("{} {op}", self.group);
-        self.log
-            .lock()
-            .unwrap()
-            .entry(self.rank)
-            .or_default()
-            .push(said);
-    }
-}
-
-type Tensor = <F64 as Ops>::Tensor;
-type Float = <F64 as Ops>::Float;
-type Done<T> = slime_kernels::Result<T>;
-
-impl Comm<F64> for Watched {
-    fn name(&self) -> &str {
-        self.inner.name()
-    }
-    fn rank(&self) -> usize {
-        self.inner.rank()
-    }
-    fn size(&self) -> usize {
-        self.inner.size()
-    }
-    fn all_reduce(&self, x: &Tensor) -> Done<Tensor> {
-        self.note("all_reduce");
-        self.inner.all_reduce(x)
-    }
-    fn all_gather(&self, x: &Tensor) -> Done<Tensor> {
-        self.note("all_gather");
-        self.inner.all_gather(x)
-    }
-    fn reduce_scatter(&self, x: &Tensor) -> Done<Tensor> {
-        self.note("reduce_scatter");
-        self.inner.reduce_scatter(x)
-    }
-    fn all_to_all(&self, x: &Tensor, send: &[usize], recv: &[usize]) -> Done<Tensor> {
-        self.note("all_to_all");
-        self.inner.all_to_all(x, send, recv)
-    }
-    fn rotate(&self, x: &Tensor) -> Done<Tensor> {
-        self.note("rotate");
-        self.inner.rotate(x)
-    }
-    fn send(&self, to: usize, tag: u64, x: &Tensor) -> Done<()> {
-        self.note(&format!("> {} {to} {tag}", self.inner.rank()));
-        self.inner.send(to, tag, x)
-    }
-    fn recv(&self, from: usize, tag: u64, rows: usize, cols: usize) -> Done<Tensor> {
-        self.note(&format!("< {from} {} {tag}", self.inner.rank()));
-        self.inner.recv(from, tag, rows, cols)
-    }
-    fn all_reduce_float(&self, x: &mut Float) -> Done<()> {
-        self.note("all_reduce_float");
-        self.inner.all_reduce_float(x)
-    }
-    fn reduce_scatter_float(&self, x: &Float) -> Done<Float> {
-        self.note("reduce_scatter_float");
-        self.inner.reduce_scatter_float(x)
-    }
-    fn all_gather_float(&self, x: &Float) -> Done<Float> {
-        self.note("all_gather_float");
-        self.inner.all_gather_float(x)
-    }
-    fn all_reduce_host(&self, x: &mut [f64], how: Reduce) -> Done<()> {
-        self.note("all_reduce_host");
-        self.inner.all_reduce_host(x, how)
-    }
-    fn all_gather_host(&self, x: &[f64]) -> Done<Vec<f64>> {
-        self.note("all_gather_host");
-        self.inner.all_gather_host(x)
-    }
-}
-
-type Log = Arc<Mutex<BTreeMap<usize, Vec<String>>>>;
-
-/// A trainer whose ranks dawdle by up to `slowest` µs before every call, and every rank's calls.
-fn watched(parallel: &ParallelConfig, slowest: u64, seed: u64) -> (ParallelTrainer<F64>, Log) {
-    let (spec, log) = (Toy::PLAIN.spec(), Log::default());
-    let training = Training {
-        spec: spec.clone(),
-        config: config(),
-        parallel: parallel.clone(),
-        vocab: 259,
-    };
-    let (parallel, kv, noted) = (parallel.clone(), key_heads(&spec), log.clone());
-    let launch: Launch<F64> = Arc::new(move |rank, world: &Arc<World>| {
-        let ops = Arc::new(F64::new());
-        let mesh = Mesh::new(Place::new(&parallel, rank), kv, |name, members| {
-            let group = format!("{name}{members:?}");
-            let inner = Threads::new(ops.clone(), world.clone(), name, members, rank)?;
-            let watched = Watched {
-                inner,
-                rank,
-                group,
-                seed: Mutex::new(super::toy::Numbers(seed + 100 * rank as u64)),
-                slowest,
-                log: noted.clone(),
-            };
-            Ok(Arc::new(watched) as Group<F64>)
-        })?;
-        Ok((ops, mesh))
-    });
-    let weights = Arc::new(|param: &slime_model::ParamSpec| Ok(super::toy::weight(param)));
-    let reference =
-        Arc::new(|param: &slime_model::ParamSpec| Ok(super::toy::reference_weight(param)));
-    let trainer = ParallelTrainer::start(training, weights, launch, PATIENCE).unwrap();
-    (trainer.with_reference(reference).unwrap(), log)
-}
-
 #[test]
 fn pitfall_17_slow_gathers_never_leave_stale_weights() {
     let (mut trainer, _) = watched(&sizes(1, 1, 1, 3), 3000, 1);
@@ -515,8 +427,16 @@ fn pitfall_29_no_buffer_is_reused_before_its_reader_is_done() {
 fn pitfall_30_calls_have_one_order_even_if_every_send_waits_for_its_receiver() {
     // Replayed with calls that block until all members have come, a send and its receive being one call of two members.
     // Messages forward and backward have a stream each, as on a GPU, so a rank's calls of one stream are in order.
-    for layout in [sequence_parallel(sizes(2, 2, 2, 1)), sizes(1, 4, 1, 2)] {
-        let (mut trainer, log) = watched(&layout, 0, 0);
+    let moe = Toy {
+        family: "glm4_moe",
+        ..Toy::PLAIN
+    };
+    for (toy, layout) in [
+        (Toy::PLAIN, sequence_parallel(sizes(2, 2, 2, 1))),
+        (Toy::PLAIN, sizes(1, 4, 1, 2)),
+        (moe, experts(2, 2, sequence_parallel(sizes(2, 2, 1, 2)))),
+    ] {
+        let (mut trainer, log) = watched_as(toy, &config(), &layout, 0, 0);
         trainer.train(&mixed()).unwrap();
         let log = log.lock().unwrap().clone();
         let stream_of = |call: &str| match call.split_once([' ']).map(|(_, op)| op) {
@@ -591,13 +511,19 @@ fn pitfall_31_the_first_step_has_ratio_one_in_every_layout() {
 
 #[test]
 fn pitfall_32_a_model_that_was_cut_into_shards_is_exported_byte_by_byte() {
-    for family in ["llama", "qwen2", "qwen3"] {
+    for family in ["llama", "qwen2", "qwen3", "glm4_moe", "deepseek_v3"] {
         let toy = Toy {
             family,
-            kv: 2,
+            kv: if family == "deepseek_v3" { 8 } else { 2 },
             tied: false,
         };
-        for parallel in [sizes(2, 1, 1, 1), sizes(4, 2, 1, 1)] {
+        let tp2 = sequence_parallel(sizes(2, 1, 1, 1));
+        let mut layouts = vec![tp2, sequence_parallel(sizes(4, 2, 1, 1))];
+        if family.ends_with("moe") || family == "deepseek_v3" {
+            layouts.push(experts(2, 1, sequence_parallel(sizes(2, 1, 1, 1))));
+            layouts.push(experts(2, 2, sizes(1, 1, 2, 2)));
+        }
+        for parallel in layouts {
             let trainer = ranks(Cpu::<f32>::new, toy, &TrainConfig::default(), &parallel).unwrap();
             for param in trainer.params().iter() {
                 let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
@@ -610,76 +536,4 @@ fn pitfall_32_a_model_that_was_cut_into_shards_is_exported_byte_by_byte() {
             }
         }
     }
-}
-
-#[test]
-fn a_rank_that_panics_ends_the_step_everywhere_with_one_message_that_names_it() {
-    let began = Instant::now();
-    let trainer = ranks(F64::new, Toy::PLAIN, &config(), &sizes(2, 2, 1, 1)).unwrap();
-    let error = trainer
-        .on_all(|rank| {
-            assert!(rank.mesh.place.rank != 2, "made to fail");
-            let mut x = [1.0];
-            rank.mesh.world.all_reduce_host(&mut x, Reduce::Sum)?;
-            Ok(())
-        })
-        .unwrap_err()
-        .to_string();
-    assert!(
-        error.contains("rank 2") && error.contains("made to fail"),
-        "{error}"
-    );
-    assert!(
-        began.elapsed() < PATIENCE,
-        "nobody waits for a rank that is known to have failed"
-    );
-    // What is broken stays broken, with the same words.
-    assert_eq!(trainer.num_updates().unwrap_err().to_string(), error);
-}
-
-#[test]
-fn a_rank_that_hangs_ends_the_step_everywhere_in_bounded_time_and_is_named() {
-    let training = Training {
-        spec: Toy::PLAIN.spec(),
-        config: TrainConfig::default(),
-        parallel: sizes(1, 1, 1, 3),
-        vocab: 259,
-    };
-    let weights = Arc::new(|param: &slime_model::ParamSpec| Ok(super::toy::weight(param)));
-    let patience = Duration::from_millis(400);
-    let device = |_| Ok(Arc::new(F64::new()));
-    let trainer = ParallelTrainer::of_threads(training, weights, device, patience).unwrap();
-    let began = Instant::now();
-    let error = trainer.on_all(|rank| {
-        if rank.mesh.place.rank == 1 {
-            std::thread::sleep(Duration::from_secs(20));
-        }
-        let mut x = [1.0];
-        rank.mesh.world.all_reduce_host(&mut x, Reduce::Sum)?;
-        Ok(())
-    });
-    let error = error.unwrap_err().to_string();
-    assert!(
-        began.elapsed() < Duration::from_secs(10),
-        "{:?}",
-        began.elapsed()
-    );
-    for part in ["absent: rank 1", "world", "rank 1 does not answer"] {
-        assert!(error.contains(part), "{error}");
-    }
-    drop(trainer);
-    assert!(
-        began.elapsed() < Duration::from_secs(15),
-        "dropping it does not wait either"
-    );
-}
-
-#[test]
-fn a_record_that_cannot_be_trained_on_is_refused_by_all_ranks_and_they_live_on() {
-    let mut trainer = ranks(F64::new, Toy::PLAIN, &config(), &sizes(2, 1, 1, 1)).unwrap();
-    let mut bad = mixed();
-    bad[3].tokens[0] = 260;
-    let error = trainer.train(&bad).unwrap_err();
-    assert!(matches!(error, Error::Record { index: 3, .. }), "{error}");
-    assert_eq!(trainer.train(&mixed()).unwrap().len(), 3);
 }

@@ -1,11 +1,16 @@
 //! What the plan says against what really happens: FLOPs counted, memory measured, calls of all ranks.
 
-use super::cases::{sequence_parallel, sizes};
-use super::toy::{Toy, config, weight};
+use super::cases::{experts, sequence_parallel, sizes};
+use super::toy::{Toy, config, mixed, weight};
+use super::watched::watched_as;
 use slime_kernels::Cpu;
+use slime_kernels::comm::Simulated;
+use slime_kernels::comm::simulated::{Exchange, Noted};
 use slime_kernels::shapes::{Meter, Shapes, Widths, Work};
+use slime_model::ParamSpec;
 use slime_model::layers::Recompute;
 use slime_trainer::TrainConfig;
+use slime_trainer::parallel::shard::Shard;
 use slime_trainer::parallel::trainer::{PATIENCE, Weights};
 use slime_trainer::parallel::{Mesh, ParallelConfig, ParallelTrainer, Place, Rank, Training};
 use slime_trainer::plan::flops::{self, Passing};
@@ -26,7 +31,7 @@ fn pitfall_33_the_flops_that_mfu_is_quoted_with_are_those_of_the_products_made()
     let ops = Arc::new(Shapes::new(meter.clone()));
     let place = Place::new(&ParallelConfig::default(), 0);
     let mesh = Mesh::new(place, 4, |name, members| {
-        let comm = slime_kernels::comm::Simulated::new(
+        let comm = Simulated::new(
             ops.clone(),
             name,
             members,
@@ -76,13 +81,94 @@ fn pitfall_33_the_flops_that_mfu_is_quoted_with_are_those_of_the_products_made()
     assert_eq!(gradient, 2.5 * pairs);
 }
 
+/// A call's kind, from what a real rank notes of it.
+fn kind(said: &str) -> &'static str {
+    match said {
+        said if said.ends_with("_host") => "host",
+        said if said.starts_with('>') => "send",
+        said if said.starts_with('<') => "recv",
+        said if said.starts_with("all_reduce") => "sum",
+        said if said.starts_with("all_gather") => "gather",
+        said if said.starts_with("reduce_scatter") => "scatter",
+        "all_to_all" => "exchange",
+        "rotate" => "rotate",
+        other => panic!("{other}"),
+    }
+}
+
+#[test]
+fn simulated_ranks_make_the_calls_of_real_ones_in_their_order() {
+    let moe = Toy {
+        family: "glm4_moe",
+        ..Toy::PLAIN
+    };
+    let config = TrainConfig {
+        use_kl_loss: false,
+        kl_loss_coef: 0.0,
+        ..config()
+    };
+    for (toy, parallel) in [
+        (Toy::PLAIN, sequence_parallel(sizes(2, 2, 2, 1))),
+        (moe, experts(2, 2, sequence_parallel(sizes(2, 2, 1, 2)))),
+    ] {
+        let (mut trainer, log) = watched_as(toy, &config, &parallel, 0, 0);
+        trainer.train(&mixed()).unwrap();
+        for (&rank, real) in log.lock().unwrap().iter() {
+            let noted: Arc<Mutex<Vec<String>>> = Arc::default();
+            let book = noted.clone();
+            let told = Arc::new(move |name: &str, members: &[usize], call: Noted| {
+                let kind = match call.exchange {
+                    Exchange::AllReduce => "sum",
+                    Exchange::AllGather => "gather",
+                    Exchange::ReduceScatter => "scatter",
+                    Exchange::AllToAll => "exchange",
+                    Exchange::Rotate => "rotate",
+                    Exchange::Send { .. } => "send",
+                    Exchange::Recv { .. } => "recv",
+                    Exchange::Host => "host",
+                };
+                let said = format!("{name}{members:?} {kind}");
+                book.lock().unwrap().push(said);
+            });
+            let ops = Arc::new(Shapes::new(Meter::new(Widths::GPU)));
+            let place = Place::new(&parallel, rank);
+            let mesh = Mesh::new(place, 4, |name, members| {
+                let comm = Simulated::new(ops.clone(), name, members, rank, told.clone())?;
+                Ok(Arc::new(comm))
+            });
+            let device = ops.clone();
+            let both = (config.clone(), parallel.clone());
+            let make = move |_: &ParamSpec, s: &Shard| Ok(device.tensor_of(s.rows, s.cols));
+            let made = Rank::new(ops, toy.spec(), mesh.unwrap(), both, 259, &make);
+            made.unwrap().train(&mixed()).unwrap();
+            let real: Vec<String> = real
+                .iter()
+                .map(|call| {
+                    let (group, said) = call.split_once("] ").unwrap();
+                    format!("{group}] {}", kind(said))
+                })
+                .collect();
+            let simulated = noted.lock().unwrap();
+            let apart = real.iter().zip(simulated.iter()).position(|(a, b)| a != b);
+            assert_eq!(apart, None, "rank {rank} of {}", parallel.short());
+            assert_eq!(real.len(), simulated.len());
+            assert!(real.len() > 100);
+        }
+    }
+}
+
 #[test]
 fn the_plans_memory_is_what_the_cpus_pool_really_hands_out() {
-    for (parallel, recompute) in [
-        (ParallelConfig::default(), Recompute::None),
-        (ParallelConfig::default(), Recompute::Selective),
-        (sizes(1, 1, 1, 2), Recompute::Full),
-        (sequence_parallel(sizes(2, 2, 1, 1)), Recompute::Selective),
+    let plain = Toy::PLAIN;
+    for (toy, parallel, recompute) in [
+        (plain, ParallelConfig::default(), Recompute::None),
+        (plain, ParallelConfig::default(), Recompute::Selective),
+        (plain, sizes(1, 1, 1, 2), Recompute::Full),
+        (
+            plain,
+            sequence_parallel(sizes(2, 2, 1, 1)),
+            Recompute::Selective,
+        ),
     ] {
         let config = TrainConfig {
             recompute_granularity: recompute,
@@ -93,7 +179,7 @@ fn the_plans_memory_is_what_the_cpus_pool_really_hands_out() {
         let devices: Arc<Mutex<Vec<(usize, Arc<Cpu<f32>>)>>> = Arc::default();
         let made = devices.clone();
         let training = Training {
-            spec: Toy::PLAIN.spec(),
+            spec: toy.spec(),
             config: config.clone(),
             parallel: parallel.clone(),
             vocab: 263,
@@ -115,7 +201,7 @@ fn the_plans_memory_is_what_the_cpus_pool_really_hands_out() {
         trainer.train(&records).unwrap();
         for (rank, cpu) in devices.lock().unwrap().iter() {
             let planned = record(
-                &Toy::PLAIN.spec(),
+                &toy.spec(),
                 (&config, &parallel),
                 &records,
                 &Machine::h200(),

@@ -1,6 +1,6 @@
 //! Checkpoints saved under one layout and loaded under another: the same bits, and the same next step.
 
-use super::cases::{sequence_parallel, sizes};
+use super::cases::{experts, sequence_parallel, sizes};
 use super::toy::{Outcome, Toy, config, gaps, mixed, outcome, ranks, records, weight};
 use slime_core::Step;
 use slime_kernels::{Cpu, Ops};
@@ -26,17 +26,22 @@ fn plain() -> TrainConfig {
     }
 }
 
-fn fresh(parallel: &ParallelConfig) -> ParallelTrainer<F32> {
-    ranks(F32::new, TOY, &plain(), parallel).unwrap()
+const EXPERTS: Toy = Toy {
+    family: "glm4_moe",
+    ..TOY
+};
+
+fn fresh(toy: Toy, parallel: &ParallelConfig) -> ParallelTrainer<F32> {
+    ranks(F32::new, toy, &plain(), parallel).unwrap()
 }
 
 /// Weights as bits, and moments as a checkpoint of one rank's layout holds them.
-fn bits(trainer: &ParallelTrainer<F32>, dir: &Path) -> (Vec<u32>, Vec<u8>) {
+fn bits(toy: Toy, trainer: &ParallelTrainer<F32>, dir: &Path) -> (Vec<u32>, Vec<u8>) {
     let all = trainer.params().clone();
     let weights = all.iter().flat_map(|p| trainer.read_param(p).unwrap());
     let weights = weights.map(f32::to_bits).collect();
     trainer.save(dir, Step(7)).unwrap();
-    let mut one = fresh(&ParallelConfig::default());
+    let mut one = fresh(toy, &ParallelConfig::default());
     assert_eq!(one.load(dir).unwrap(), Step(7));
     let again = dir.with_extension("one");
     one.save(&again, Step(7)).unwrap();
@@ -46,32 +51,24 @@ fn bits(trainer: &ParallelTrainer<F32>, dir: &Path) -> (Vec<u32>, Vec<u8>) {
     )
 }
 
-#[test]
-fn a_checkpoint_of_any_layout_loads_into_any_other_bit_by_bit() {
+/// What `saved` wrote is in each of `others` bit by bit, and the next step is the same.
+fn moves(toy: Toy, saved: &ParallelConfig, others: &[ParallelConfig]) {
     let root = tempfile::tempdir().unwrap();
-    let saved = sequence_parallel(sizes(2, 2, 1, 2));
-    let mut first = fresh(&saved);
+    let mut first = fresh(toy, saved);
     first.train(&mixed()).unwrap();
     let dir = root.path().join("step_7");
-    let (weights, moments) = bits(&first, &dir);
+    let (weights, moments) = bits(toy, &first, &dir);
     let next = records(&[(3, 7), (4, 9), (2, 5), (6, 3)], 77);
     let after = |trainer: &mut ParallelTrainer<F32>| -> Outcome {
         let metrics = trainer.train(&next).unwrap();
         outcome(trainer, metrics).unwrap()
     };
     let continued = after(&mut first);
-    for parallel in [
-        ParallelConfig::default(),
-        sizes(4, 1, 1, 1),
-        sizes(1, 4, 1, 1),
-        sizes(1, 1, 2, 3),
-        sequence_parallel(sizes(4, 2, 1, 1)),
-        saved.clone(),
-    ] {
-        let mut other = fresh(&parallel);
+    for (number, parallel) in others.iter().chain([saved]).enumerate() {
+        let mut other = fresh(toy, parallel);
         assert_eq!(other.load(&dir).unwrap(), Step(7));
-        let again = root.path().join(format!("again_{}", parallel.world()));
-        let (other_weights, other_moments) = bits(&other, &again);
+        let again = root.path().join(format!("again_{number}"));
+        let (other_weights, other_moments) = bits(toy, &other, &again);
         assert!(other_weights == weights, "{}", parallel.short());
         assert!(other_moments == moments, "{}", parallel.short());
         // The counters came along too: the next step is the one that the first trainer makes.
@@ -91,6 +88,30 @@ fn a_checkpoint_of_any_layout_loads_into_any_other_bit_by_bit() {
 }
 
 #[test]
+fn a_checkpoint_of_any_layout_loads_into_any_other_bit_by_bit() {
+    let others = [
+        ParallelConfig::default(),
+        sizes(4, 1, 1, 1),
+        sizes(1, 4, 1, 1),
+        sizes(1, 1, 2, 3),
+        sequence_parallel(sizes(4, 2, 1, 1)),
+    ];
+    moves(TOY, &sequence_parallel(sizes(2, 2, 1, 2)), &others);
+}
+
+#[test]
+fn experts_that_were_saved_under_one_layout_load_under_any_other_bit_by_bit() {
+    let saved = experts(2, 1, sequence_parallel(sizes(2, 2, 1, 1)));
+    let others = [
+        ParallelConfig::default(),
+        sequence_parallel(sizes(4, 1, 1, 1)),
+        experts(4, 1, sizes(1, 1, 1, 4)),
+        experts(2, 2, sizes(1, 1, 2, 2)),
+    ];
+    moves(EXPERTS, &saved, &others);
+}
+
+#[test]
 fn one_rank_and_many_read_each_others_checkpoints() {
     let root = tempfile::tempdir().unwrap();
     let (spec, ops) = (TOY.spec(), Arc::new(F32::new()));
@@ -105,7 +126,7 @@ fn one_rank_and_many_read_each_others_checkpoints() {
     one.train(&mixed()).unwrap();
     let dir = root.path().join("one");
     one.save(&dir, Step(3)).unwrap();
-    let mut many = fresh(&sequence_parallel(sizes(2, 2, 1, 2)));
+    let mut many = fresh(TOY, &sequence_parallel(sizes(2, 2, 1, 2)));
     assert_eq!(many.load(&dir).unwrap(), Step(3));
     assert_eq!(many.num_updates().unwrap(), one.num_updates());
     for param in one.network().params().iter() {
@@ -131,9 +152,9 @@ fn one_rank_and_many_read_each_others_checkpoints() {
 fn a_checkpoint_that_lost_a_ranks_file_is_refused_by_name() {
     let root = tempfile::tempdir().unwrap();
     let dir = root.path().join("step_1");
-    fresh(&sizes(2, 1, 1, 1)).save(&dir, Step(1)).unwrap();
+    fresh(TOY, &sizes(2, 1, 1, 1)).save(&dir, Step(1)).unwrap();
     std::fs::remove_file(dir.join("rank_1.safetensors")).unwrap();
-    let error = fresh(&sizes(4, 1, 1, 1)).load(&dir).unwrap_err();
+    let error = fresh(TOY, &sizes(4, 1, 1, 1)).load(&dir).unwrap_err();
     assert!(error.to_string().contains("rank_1.safetensors"), "{error}");
     let other = Toy { kv: 4, ..TOY };
     let mut trainer = ranks(F32::new, other, &plain(), &sizes(2, 1, 1, 1)).unwrap();
@@ -146,7 +167,7 @@ fn pitfall_16_a_checkpoint_holds_no_padding() {
     let root = tempfile::tempdir().unwrap();
     let dir = root.path().join("step_1");
     // 263 tokens over 4 ranks and buckets over 3 need padding.
-    fresh(&sizes(4, 1, 1, 3)).save(&dir, Step(1)).unwrap();
+    fresh(TOY, &sizes(4, 1, 1, 3)).save(&dir, Step(1)).unwrap();
     let elements: usize = params(&TOY.spec()).iter().map(|p| p.len()).sum();
     let mut bytes = 0;
     for entry in std::fs::read_dir(&dir).unwrap() {

@@ -5,7 +5,7 @@ use serde_json::json;
 use slime_core::{GroupId, RolloutId, RolloutRecord};
 use slime_kernels::Ops;
 use slime_model::families::{self, HfConfig};
-use slime_model::{ModelSpec, ParamSpec, params};
+use slime_model::{ModelSpec, ParamKind, ParamSpec, params};
 use slime_trainer::parallel::trainer::{PATIENCE, Weights};
 use slime_trainer::parallel::{ParallelConfig, ParallelTrainer, Training};
 use slime_trainer::{TrainConfig, TrainMetrics, Trainer};
@@ -15,8 +15,9 @@ use std::sync::Arc;
 /// What varies of the toy: 4 layers, hidden 64, 8 query heads of 16, 96 feed-forward columns, 263 tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Toy {
-    /// `qwen3` (per-head norms), `qwen2` (biases), `llama`, `glm4` (sandwich norms, half of each head rotates) or
-    /// `qwen3_moe` (6 experts, 2 of them a token).
+    /// `qwen3` (per-head norms), `qwen2` (biases), `llama`, `glm4` (sandwich norms, half of each head rotates). With 8
+    /// experts, 2 of them a token: `qwen3_moe`, `glm4_moe` (and an MLP for every token), `deepseek_v3` (that and latent
+    /// attention, queries through a bottleneck), `qwen3_next` (a gated MLP for every token, gated attention and delta nets).
     pub(crate) family: &'static str,
     /// Key heads.
     pub(crate) kv: usize,
@@ -47,23 +48,41 @@ impl Toy {
             "tie_word_embeddings": self.tied,
             "hidden_act": "silu",
         });
-        if self.family != "qwen2" {
-            config["head_dim"] = json!(16);
-            config["attention_bias"] = json!(false);
-        } else {
-            config["num_attention_heads"] = json!(8);
-        }
-        if self.family == "glm4" {
-            config["attention_bias"] = json!(true);
-            config["partial_rotary_factor"] = json!(0.5);
-        }
-        if self.family == "qwen3_moe" {
-            config["num_experts"] = json!(6);
-            config["num_experts_per_tok"] = json!(2);
-            config["moe_intermediate_size"] = json!(24);
-            config["norm_topk_prob"] = json!(true);
-            config["decoder_sparse_step"] = json!(1);
-            config["mlp_only_layers"] = json!([1]);
+        let own = match self.family {
+            "qwen2" => json!({}),
+            "glm4" => json!({
+                "head_dim": 16, "attention_bias": true, "partial_rotary_factor": 0.5,
+            }),
+            "qwen3_moe" => json!({
+                "head_dim": 16, "attention_bias": false, "num_experts": 8, "num_experts_per_tok": 2,
+                "moe_intermediate_size": 24, "norm_topk_prob": true, "decoder_sparse_step": 1,
+                "mlp_only_layers": [1],
+            }),
+            "glm4_moe" => json!({
+                "head_dim": 16, "attention_bias": true, "use_qk_norm": true, "partial_rotary_factor": 0.5,
+                "first_k_dense_replace": 1, "n_routed_experts": 8, "num_experts_per_tok": 2,
+                "n_shared_experts": 1, "moe_intermediate_size": 24, "n_group": 1, "topk_group": 1,
+                "norm_topk_prob": true, "routed_scaling_factor": 2.5, "num_nextn_predict_layers": 0,
+            }),
+            "deepseek_v3" => json!({
+                "num_key_value_heads": 8, "attention_bias": false, "q_lora_rank": 40, "kv_lora_rank": 24,
+                "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16, "first_k_dense_replace": 1,
+                "n_routed_experts": 8, "num_experts_per_tok": 2, "n_shared_experts": 1,
+                "moe_intermediate_size": 24, "n_group": 4, "topk_group": 2, "topk_method": "noaux_tc",
+                "scoring_func": "sigmoid", "norm_topk_prob": true, "routed_scaling_factor": 2.446,
+                "moe_layer_freq": 1, "num_nextn_predict_layers": 0,
+            }),
+            "qwen3_next" => json!({
+                "head_dim": 16, "attention_bias": false, "partial_rotary_factor": 0.25, "num_experts": 8,
+                "num_experts_per_tok": 2, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 32,
+                "norm_topk_prob": true, "decoder_sparse_step": 1, "mlp_only_layers": [],
+                "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8,
+                "linear_value_head_dim": 8, "linear_conv_kernel_dim": 4, "full_attention_interval": 2,
+            }),
+            _ => json!({"head_dim": 16, "attention_bias": false}),
+        };
+        if let (Some(config), Some(own)) = (config.as_object_mut(), own.as_object()) {
+            config.extend(own.clone());
         }
         let spec = HfConfig::new("the toy", config).and_then(|c| families::from_config(&c));
         Arc::new(spec.expect("the toy's configuration is valid"))
@@ -91,7 +110,8 @@ impl Numbers {
     }
 }
 
-/// One parameter of the toy: no norm is 1, no bias 0, and logits are far from equal.
+/// One parameter of the toy: no norm is 1, no bias 0, and logits are far from equal. Where routers have biases, every token
+/// of the last layer goes to expert 5.
 pub(crate) fn weight(param: &ParamSpec) -> Vec<f32> {
     let seed = param
         .name
@@ -100,9 +120,13 @@ pub(crate) fn weight(param: &ParamSpec) -> Vec<f32> {
     let mut numbers = Numbers(seed);
     let base = if param.kind.is_norm() { 1.0 } else { 0.0 };
     let width = if param.kind.is_vector() { 0.3 } else { 0.25 };
-    (0..param.len())
+    let mut weight: Vec<f32> = (0..param.len())
         .map(|_| (base + width * numbers.unit()) as f32)
-        .collect()
+        .collect();
+    if param.kind == ParamKind::RouterBias && param.layer == Some(3) {
+        weight[5] = 10.0;
+    }
+    weight
 }
 
 /// Another model's weights, for the reference.
