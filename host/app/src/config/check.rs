@@ -426,13 +426,6 @@ impl<'a> Check<'a> {
     /// What needs no model to be seen; whether a layout fits the model is checked when both are known.
     fn parallel(&mut self) {
         let t = &self.said.config.train;
-        if t.expert_model_parallel_size.is_some_and(|n| n != 1) {
-            self.refuse(
-                "train.expert_model_parallel_size",
-                "this build has no layout that splits experts over ranks",
-                "leave it out; the other parallel sizes work",
-            );
-        }
         let several = [
             t.tensor_model_parallel_size,
             t.pipeline_model_parallel_size,
@@ -487,6 +480,21 @@ impl<'a> Check<'a> {
                 "train.distributed_timeout",
             ] {
                 self.useless(key, why, cure);
+            }
+            // Launch scripts say 1 of models without experts too.
+            for (size, key) in [
+                (
+                    t.expert_model_parallel_size,
+                    "train.expert_model_parallel_size",
+                ),
+                (
+                    t.expert_tensor_parallel_size,
+                    "train.expert_tensor_parallel_size",
+                ),
+            ] {
+                if size != Some(1) {
+                    self.useless(key, why, cure);
+                }
             }
         }
     }

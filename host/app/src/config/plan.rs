@@ -704,6 +704,8 @@ fn ranks_plan(said: &Resolved, check: &mut Check<'_>) -> RanksPlan {
             decoder_first_pipeline_num_layers: t.decoder_first_pipeline_num_layers,
             decoder_last_pipeline_num_layers: t.decoder_last_pipeline_num_layers,
             context_parallel_size: t.context_parallel_size.unwrap_or(1),
+            expert_model_parallel_size: t.expert_model_parallel_size.unwrap_or(1),
+            expert_tensor_parallel_size: t.expert_tensor_parallel_size,
             data_parallel_size: t.data_parallel_size.unwrap_or(1),
             ddp_bucket_size: t.ddp_bucket_size,
         },

@@ -427,8 +427,10 @@ pub struct TrainSection {
     pub decoder_last_pipeline_num_layers: Option<usize>,
     /// Ranks that share each sequence. Default 1.
     pub context_parallel_size: Option<usize>,
-    /// Ranks that share the experts. This build has no layout for them yet.
-    pub expert_model_parallel_size: Option<u64>,
+    /// Ranks of a stage that share the experts. Default 1.
+    pub expert_model_parallel_size: Option<usize>,
+    /// Ranks that share the columns of each expert. Default: tensor_model_parallel_size.
+    pub expert_tensor_parallel_size: Option<usize>,
     /// Ranks that train on different sequences. Default 1.
     pub data_parallel_size: Option<usize>,
     /// Elements of one gradient bucket. Default: all in one.

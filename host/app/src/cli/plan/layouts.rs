@@ -6,15 +6,12 @@
 use crate::cli::{Context, Outcome, data};
 use crate::config::Problem;
 use crate::error::{Result, at_path};
-use slime_kernels::shapes::Widths;
-use slime_model::ModelSpec;
 use slime_model::layers::Recompute;
+use slime_model::{Attention, ModelSpec};
 use slime_trainer::TrainConfig;
 use slime_trainer::parallel::ParallelConfig;
-use slime_trainer::parallel::layout::indivisible;
-use slime_trainer::plan::record::Groups;
 use slime_trainer::plan::search::{Candidate, evaluate, layouts, search};
-use slime_trainer::plan::{Machine, Recorded, Workload, picture, record, replay};
+use slime_trainer::plan::{Machine, Workload, everyone, picture};
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -61,12 +58,16 @@ pub(super) fn run(
     args: Args,
     context: &Context,
 ) -> Result<Outcome> {
-    if let Some(kind) = indivisible(&spec) {
-        return Err(Problem::new(format!(
-            "this model has {kind}, whose layouts cannot be planned yet"
-        ))
-        .help("without --gpus, plan says what the model costs")
-        .into());
+    if spec
+        .layers
+        .iter()
+        .any(|l| matches!(l.attn, Attention::Delta(_)))
+    {
+        let message =
+            "this model has gated delta nets, whose time on a GPU cannot be estimated yet";
+        return Err(Problem::new(message)
+            .help("without --gpus, plan says what the model costs")
+            .into());
     }
     if args.prompt == 0 || args.prompt >= args.length || args.length > spec.max_positions {
         let message = format!(
@@ -148,31 +149,25 @@ fn every_rank(
     workload: Workload,
     machine: &Machine,
 ) -> Result<()> {
-    let (began, groups) = (Instant::now(), Arc::new(Groups::default()));
+    let began = Instant::now();
     let (recompute_granularity, recompute_num_layers) = candidate.recompute;
     let config = TrainConfig {
         recompute_granularity,
         recompute_num_layers,
         ..config.clone()
     };
-    let (parallel, records) = (&candidate.parallel, workload.records());
-    let mut all: Vec<Recorded> = Vec::with_capacity(parallel.world());
-    for rank in 0..parallel.world() {
-        let both = (&config, parallel);
-        let one = record(spec, both, &records, machine, &groups, Widths::GPU, rank);
-        all.push(one.map_err(failed)?);
-    }
-    let calls: usize = all.iter().map(|r| r.events.len()).sum();
-    let outcome = replay(&all, &groups.list());
-    let end = match &outcome.halted {
+    let parallel = &candidate.parallel;
+    let all = everyone(spec, &config, parallel, workload, machine).map_err(failed)?;
+    let end = match &all.outcome.halted {
         Some(reason) => format!("they come to a halt: {reason}"),
-        None => format!("all come to an end, after {:.3} s", outcome.step_s),
+        None => format!("all come to an end, after {:.3} s", all.outcome.step_s),
     };
     let _ = writeln!(
         text,
-        "\n{} ranks run one after the other: {calls} events in {} groups; {end}. Took {:.0} s here.",
-        all.len(),
-        groups.list().len(),
+        "\n{} ranks run one after the other: {} events in {} groups; {end}. Took {:.0} s here.",
+        all.outcome.ranks.len(),
+        all.events,
+        all.groups,
         began.elapsed().as_secs_f64()
     );
     Ok(())
@@ -237,7 +232,7 @@ fn name(path: &Path) -> String {
 fn layout(said: &str, gpus: usize, spec: &ModelSpec) -> Result<ParallelConfig> {
     let wrong = |message: String| {
         Problem::new(message)
-            .help("write sizes like tp4,pp2,cp2,vpp2; sequence parallelism comes with tp")
+            .help("write sizes like tp4,pp2,cp2,ep8,etp1,vpp2; sequence parallelism comes with tp")
     };
     let mut parallel = ParallelConfig::default();
     for word in said.split(',').map(str::trim).filter(|w| !w.is_empty()) {
@@ -252,6 +247,8 @@ fn layout(said: &str, gpus: usize, spec: &ModelSpec) -> Result<ParallelConfig> {
             "tp" => parallel.tensor_model_parallel_size = size,
             "pp" => parallel.pipeline_model_parallel_size = size,
             "cp" => parallel.context_parallel_size = size,
+            "etp" => parallel.expert_tensor_parallel_size = Some(size),
+            "ep" => parallel.expert_model_parallel_size = size,
             "vpp" => parallel.virtual_pipeline_model_parallel_size = size,
             "first" => parallel.decoder_first_pipeline_num_layers = Some(size),
             "last" => parallel.decoder_last_pipeline_num_layers = Some(size),

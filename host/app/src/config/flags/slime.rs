@@ -384,7 +384,7 @@ pub const SLIME: &[(&str, &[(&str, Fate)])] = &[
         ("pipeline-model-parallel-size", Same),
         ("context-parallel-size", Same),
         ("expert-model-parallel-size", Same),
-        ("expert-tensor-parallel-size", Refused("experts are split over --expert-model-parallel-size")),
+        ("expert-tensor-parallel-size", Same),
         ("decoder-first-pipeline-num-layers", Same),
         ("decoder-last-pipeline-num-layers", Same),
         ("sequence-parallel", Same),

@@ -177,5 +177,6 @@ pub(super) const FLAGS: &[Flag] = &[
     one(Train, "decoder-first-pipeline-num-layers", "train.decoder_first_pipeline_num_layers", "N", "Layers of the first stage"),
     one(Train, "decoder-last-pipeline-num-layers", "train.decoder_last_pipeline_num_layers", "N", "Layers of the last stage"),
     one(Train, "data-parallel-size", "train.data_parallel_size", "N", "Ranks that train on different sequences"),
-    one(Train, "expert-model-parallel-size", "train.expert_model_parallel_size", "N", "Ranks that share the experts; 1 in this build"),
+    one(Train, "expert-model-parallel-size", "train.expert_model_parallel_size", "N", "Ranks of a stage that share the experts"),
+    one(Train, "expert-tensor-parallel-size", "train.expert_tensor_parallel_size", "N", "Ranks that share the columns of each expert"),
 ];
