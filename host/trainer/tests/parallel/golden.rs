@@ -46,13 +46,14 @@ fn layouts() -> Vec<(&'static str, ParallelConfig)> {
         ("qwen3-tiny", sequence_parallel(sizes(2, 2, 1, 1))),
         ("glm4-tiny", both.clone()),
         ("qwen3-moe-tiny", experts(2, 1, both.clone())),
-        ("glm4-moe-tiny", experts(4, 1, both.clone())),
-        ("deepseek-v3-tiny", experts(2, 2, both.clone())),
-        ("moonlight-tiny", experts(2, 1, both.clone())),
-        ("glm4-moe-lite-tiny", experts(2, 1, tp(2))),
-        ("glm5-tiny", experts(2, 1, both)),
-        ("qwen3-next-tiny", experts(2, 1, sizes(1, 2, 1, 2))),
-        ("qwen3.5-moe-tiny", experts(2, 1, sizes(1, 1, 1, 2))),
+        ("glm4-moe-tiny", experts(2, 1, both.clone())),
+        ("deepseek-v3-tiny", experts(1, 3, tp(3))),
+        ("deepseek-v3-tiny", experts(2, 1, sizes(1, 3, 2, 1))),
+        ("moonlight-tiny", experts(1, 2, both)),
+        ("glm4-moe-lite-tiny", experts(3, 1, tp(3))),
+        ("glm5-tiny", experts(3, 1, tp(3))),
+        ("qwen3-next-tiny", experts(5, 1, sizes(1, 1, 1, 5))),
+        ("qwen3.5-moe-tiny", experts(5, 1, sizes(1, 2, 1, 5))),
     ]
 }
 

@@ -172,7 +172,7 @@ fn the_plans_memory_is_what_the_cpus_pool_really_hands_out() {
     ] {
         let config = TrainConfig {
             recompute_granularity: recompute,
-            max_tokens_per_gpu: 1600,
+            max_tokens_per_gpu: 3200,
             log_probs_chunk_size: Some(800),
             ..TrainConfig::default()
         };
@@ -193,7 +193,7 @@ fn the_plans_memory_is_what_the_cpus_pool_really_hands_out() {
         let mut trainer = ParallelTrainer::of_threads(training, weights, device, PATIENCE).unwrap();
         // Large enough for what a step keeps to be more than what products lay out for a moment.
         let work = Workload {
-            sequences: 32,
+            sequences: 64,
             length: 101,
             prompt: 1,
         };
