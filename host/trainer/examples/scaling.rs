@@ -1,9 +1,10 @@
 //! Scaling on paper: the best layout of each model on each number of GPUs, as a table.
 //!
 //! ```text
-//! cargo run -p slime-trainer --example scaling                          the table of docs/book/scaling.md
-//! cargo run -p slime-trainer --example scaling -- 8B,355B-A32B 8,64 [SVG]     some of it; of the last layout every rank,
-//!                                                                      and its stages as a picture
+//! cargo run -p slime-trainer --example scaling                        the table of docs/book/scaling.md
+//! cargo run -p slime-trainer --example scaling -- 8B,355B-A32B 8,64   some of it
+//! … -- 355B-A32B 512 step.svg [tp4,pp8,ep32,etp1]                     the last layout rank by rank, its stages as a picture;
+//!                                                                     this layout instead of a search
 //! ```
 //!
 //! Every layout is the trainer's own code run over shapes; read `slime_trainer::plan` for what is measured and what is
@@ -14,7 +15,8 @@ use slime_model::ModelSpec;
 use slime_model::families::{HfConfig, from_config};
 use slime_model::layers::Recompute;
 use slime_trainer::TrainConfig;
-use slime_trainer::plan::search::{Candidate, search};
+use slime_trainer::parallel::ParallelConfig;
+use slime_trainer::plan::search::{Candidate, evaluate, search};
 use slime_trainer::plan::{Machine, Workload, everyone, picture};
 use std::error::Error;
 use std::sync::Arc;
@@ -85,7 +87,13 @@ fn main() -> Result<(), Box<dyn Error>> {
         };
         for &gpus in &gpus {
             let began = Instant::now();
-            let found = search(&spec, &config, gpus, WORKLOAD, &machine)?;
+            let found = match words.get(3) {
+                Some(said) => {
+                    let parallel = ParallelConfig::from_words(said, gpus)?;
+                    vec![evaluate(&spec, &config, &parallel, WORKLOAD, &machine)?]
+                }
+                None => search(&spec, &config, gpus, WORKLOAD, &machine)?,
+            };
             eprintln!(
                 "{name} on {gpus}: {} layouts in {:.1?}",
                 found.len(),

@@ -66,6 +66,38 @@ impl ParallelConfig {
             * self.pipeline_model_parallel_size
     }
 
+    /// From sizes like `tp4,pp2,cp2,ep8,etp1,vpp2,first3,last9`; what is left of `gpus` is data-parallel, and sequence
+    /// parallelism comes with `tp`.
+    ///
+    /// # Errors
+    /// A word that is no size, or sizes that do not divide the GPUs; in words.
+    pub fn from_words(said: &str, gpus: usize) -> Result<Self, String> {
+        let mut parallel = Self::default();
+        for word in said.split(',').map(str::trim).filter(|w| !w.is_empty()) {
+            let at = word.find(|c: char| c.is_ascii_digit());
+            let (axis, size) = word.split_at(at.unwrap_or(word.len()));
+            let size: usize = size.parse().map_err(|_| format!("`{word}` has no size"))?;
+            match axis {
+                "tp" => parallel.tensor_model_parallel_size = size,
+                "pp" => parallel.pipeline_model_parallel_size = size,
+                "cp" => parallel.context_parallel_size = size,
+                "ep" => parallel.expert_model_parallel_size = size,
+                "etp" => parallel.expert_tensor_parallel_size = Some(size),
+                "vpp" => parallel.virtual_pipeline_model_parallel_size = size,
+                "first" => parallel.decoder_first_pipeline_num_layers = Some(size),
+                "last" => parallel.decoder_last_pipeline_num_layers = Some(size),
+                _ => return Err(format!("`{axis}` is no axis")),
+            }
+        }
+        parallel.sequence_parallel = parallel.tensor_model_parallel_size > 1;
+        let one = parallel.world();
+        if one == 0 || !gpus.is_multiple_of(one) {
+            return Err(format!("{one} ranks do not divide {gpus} GPUs"));
+        }
+        parallel.data_parallel_size = gpus / one;
+        Ok(parallel)
+    }
+
     /// Parts of each expert.
     pub fn expert_parts(&self) -> usize {
         self.expert_tensor_parallel_size
@@ -155,6 +187,18 @@ pub fn stage_layers(config: &ParallelConfig, layers: usize) -> Result<Vec<Range<
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_layout_in_words_leaves_the_rest_to_data_parallel_ranks() {
+        let parallel = ParallelConfig::from_words("tp4, pp8,ep32,etp1,last9", 512).unwrap();
+        assert_eq!((parallel.world(), parallel.data_parallel_size), (512, 16));
+        assert_eq!(parallel.short(), "tp4 ep32 dp16 pp8 sp");
+        assert_eq!(parallel.decoder_last_pipeline_num_layers, Some(9));
+        for (said, wrong) in [("tp", "no size"), ("xp2", "no axis"), ("tp3", "divide 512")] {
+            let message = ParallelConfig::from_words(said, 512).unwrap_err();
+            assert!(message.contains(wrong), "{message}");
+        }
+    }
 
     #[test]
     fn uneven_stages_take_what_they_were_given_and_the_rest_divides() {

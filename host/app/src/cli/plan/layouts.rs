@@ -234,36 +234,8 @@ fn layout(said: &str, gpus: usize, spec: &ModelSpec) -> Result<ParallelConfig> {
         Problem::new(message)
             .help("write sizes like tp4,pp2,cp2,ep8,etp1,vpp2; sequence parallelism comes with tp")
     };
-    let mut parallel = ParallelConfig::default();
-    for word in said.split(',').map(str::trim).filter(|w| !w.is_empty()) {
-        let at = word
-            .find(|c: char| c.is_ascii_digit())
-            .unwrap_or(word.len());
-        let (axis, size) = word.split_at(at);
-        let size: usize = size
-            .parse()
-            .map_err(|_| wrong(format!("--layout: `{word}` has no size")))?;
-        match axis {
-            "tp" => parallel.tensor_model_parallel_size = size,
-            "pp" => parallel.pipeline_model_parallel_size = size,
-            "cp" => parallel.context_parallel_size = size,
-            "etp" => parallel.expert_tensor_parallel_size = Some(size),
-            "ep" => parallel.expert_model_parallel_size = size,
-            "vpp" => parallel.virtual_pipeline_model_parallel_size = size,
-            "first" => parallel.decoder_first_pipeline_num_layers = Some(size),
-            "last" => parallel.decoder_last_pipeline_num_layers = Some(size),
-            _ => return Err(wrong(format!("--layout: `{axis}` is no axis")).into()),
-        }
-    }
-    parallel.sequence_parallel = parallel.tensor_model_parallel_size > 1;
-    let one = parallel.world();
-    if one == 0 || !gpus.is_multiple_of(one) {
-        return Err(wrong(format!(
-            "--layout {said}: {one} ranks do not divide {gpus} GPUs"
-        ))
-        .into());
-    }
-    parallel.data_parallel_size = gpus / one;
+    let parallel = ParallelConfig::from_words(said, gpus);
+    let parallel = parallel.map_err(|why| wrong(format!("--layout {said}: {why}")))?;
     let problems = parallel.problems(spec);
     match problems.is_empty() {
         true => Ok(parallel),
