@@ -673,7 +673,7 @@ fn rollout_plan(said: &Resolved) -> RolloutPlan {
 /// Keys of `[algorithm]` that are this program's and not the trainer's.
 const OURS: [&str; 1] = ["allow_uncorrected_lag"];
 /// Keys of `[train]` that say how the model is spread over ranks.
-const IS_LAYOUT: [&str; 11] = [
+const IS_LAYOUT: [&str; 12] = [
     "tensor_model_parallel_size",
     "sequence_parallel",
     "pipeline_model_parallel_size",
@@ -682,6 +682,7 @@ const IS_LAYOUT: [&str; 11] = [
     "decoder_last_pipeline_num_layers",
     "context_parallel_size",
     "expert_model_parallel_size",
+    "expert_tensor_parallel_size",
     "data_parallel_size",
     "ddp_bucket_size",
     "distributed_timeout",
