@@ -110,7 +110,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn pitfall_08_every_rank_gets_equally_many_micro_batches_and_every_sequence_once(
+        fn pitfall_08_j11_every_rank_gets_equally_many_micro_batches_and_every_sequence_once(
             lengths in prop::collection::vec(1usize..60, 0..40),
             capacity in 1usize..80,
             ranks in 1usize..6,

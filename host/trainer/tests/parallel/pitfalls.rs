@@ -52,7 +52,7 @@ fn pitfall_01_norms_on_split_heads_and_rows_get_the_gradient_of_all_of_them() {
 }
 
 #[test]
-fn pitfall_02_replicas_of_key_heads_stay_the_same_bits_and_equal_one_rank() {
+fn pitfall_02_j12_replicas_of_key_heads_stay_the_same_bits_and_equal_one_rank() {
     let toy = Toy {
         kv: 2,
         ..Toy::PLAIN
@@ -280,7 +280,7 @@ fn pitfall_10_the_last_token_of_a_sequence_does_not_predict_the_first_of_the_nex
 }
 
 #[test]
-fn pitfall_11_pads_and_dummy_sequences_leave_no_nan() {
+fn pitfall_11_j05_pads_and_dummy_sequences_leave_no_nan() {
     // Memory is full of NaN when it is handed out, so a pad that is read before it is written shows.
     let poisoned = on_many(
         F64::poisoning,
@@ -294,7 +294,7 @@ fn pitfall_11_pads_and_dummy_sequences_leave_no_nan() {
 }
 
 #[test]
-fn pitfall_14_the_gradient_norm_counts_each_element_once_in_every_layout() {
+fn pitfall_14_j09_j10_the_gradient_norm_counts_each_element_once_in_every_layout() {
     let toy = Toy {
         kv: 2,
         tied: true,
