@@ -16,8 +16,19 @@ pub struct Rollout {
     pub trajectories: Vec<Trajectory>,
     /// The verdict, or why there is none.
     pub outcome: Outcome,
-    /// What the verifier's call cost.
+    /// What scoring it cost.
     pub scoring: Accounting,
+    /// What shapers made of the reward, for training only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shaped: Option<f64>,
+}
+
+impl Rollout {
+    /// The reward that trains: the verdict's, or what shapers made of it. `None` unless it was scored.
+    pub fn training_reward(&self) -> Option<f64> {
+        let raw = self.outcome.reward()?;
+        Some(self.shaped.unwrap_or(raw))
+    }
 }
 
 /// All rollouts of one prompt in one step, ordered by index.

@@ -30,7 +30,7 @@ pub struct RolloutRecord {
     /// first, `[tokens - 1, layers, experts of a token]`. Absent when they were not recorded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub routed_experts: Option<String>,
-    /// `null` unless the outcome is `scored`.
+    /// What trains: the verdict, or what shapers made of it. `null` unless the outcome is `scored`.
     pub reward: Option<f64>,
     /// Name of the outcome's kind.
     #[serde(default = "scored")]
@@ -73,7 +73,7 @@ impl RolloutRecord {
             loss_mask: trajectory.loss_mask(),
             rollout_log_probs: trajectory.logprobs(),
             routed_experts: None,
-            reward: rollout.outcome.reward(),
+            reward: rollout.training_reward(),
             outcome: rollout.outcome.kind().into(),
             finish_reason: trajectory.finish,
             weight_versions: trajectory.versions(),

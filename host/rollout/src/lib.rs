@@ -21,6 +21,7 @@
 pub mod buffer;
 pub mod collect;
 mod error;
+mod models;
 pub mod pool;
 pub mod publish;
 pub mod seed;
@@ -30,6 +31,7 @@ mod teacher;
 pub use buffer::{Buffer, Conservation, Identity, Start, Taken};
 pub use collect::{Collected, Continuous, Limits, Sampler, SamplerConfig, SingleTurn};
 pub use error::RolloutError;
+pub use models::NamedModels;
 pub use pool::{Address, Pool, PoolConfig};
 pub use publish::{Publisher, WeightDirs};
 pub use source::{Mixer, PromptFile, RowKeys};

@@ -92,6 +92,7 @@ fn model(dir: &Path) -> Result<Model> {
         reference: None,
         teacher: None,
         teacher_servers: Vec::new(),
+        judge_servers: Default::default(),
         device: Device::Cpu,
     };
     Model::open(&plan, &said, said.config.seed.unwrap_or(42))
@@ -169,6 +170,7 @@ mod tests {
             trajectories: vec![trajectory],
             outcome,
             scoring: Default::default(),
+            shaped: None,
         }
     }
 

@@ -7,7 +7,7 @@ use crate::error::{Failure, Result};
 use crate::job::opened::Opened;
 use crate::job::run_dir;
 use crate::wire::rollout_failed;
-use slime_core::{Group, Outcome as Ending, Step};
+use slime_core::{Group, Rollout, Step};
 use slime_rollout::{Buffer, Start};
 use std::path::PathBuf;
 
@@ -91,27 +91,18 @@ async fn replay(
     context: &Context,
 ) -> Result<(u64, Vec<String>)> {
     let driver = opened.replayer();
-    let mut rollouts = Vec::new();
-    for group in groups {
-        for rollout in &group.rollouts {
-            // What the machine did to a rollout is not the plugins' to repeat.
-            let repeats = !matches!(
-                rollout.outcome,
-                Ending::InfraFailed(_) | Ending::Cancelled(_)
-            );
-            if repeats && (only.is_empty() || only.contains(&rollout.id.0)) {
-                rollouts.push((group, rollout));
-            }
-        }
-    }
-    let bar = context.console.progress("rollouts", rollouts.len() as u64);
+    let wanted = |rollout: &Rollout| only.is_empty() || only.contains(&rollout.id.0);
+    let all = groups.iter().flat_map(|group| &group.rollouts);
+    let bar = context
+        .console
+        .progress("rollouts", all.filter(|r| wanted(r)).count() as u64);
     let (mut count, mut differences) = (0, Vec::new());
-    for (group, rollout) in rollouts {
-        for difference in driver.replay(&group.prompt, rollout).await {
-            differences.push(format!("rollout {}: {difference}", rollout.id));
+    for group in groups {
+        for (id, found) in driver.replay(group, wanted).await {
+            differences.extend(found.iter().map(|what| format!("rollout {id}: {what}")));
+            count += 1;
+            bar.set_exact(count);
         }
-        count += 1;
-        bar.set_exact(count);
     }
     if count == 0 {
         return Err(Failure::run("the run holds no rollout that was trained on"));

@@ -3,6 +3,7 @@
 //! An option that changes nothing in this run is refused, because its author believes that it does. A recipe's file
 //! may hold sections for other verbs; `--set`, flags and environment speak of this verb only and are held to it.
 
+use super::eval_set::Share;
 use super::layer::Origin;
 use super::problem::{Problem, Problems};
 use super::schema::is_key;
@@ -97,7 +98,19 @@ impl<'a> Check<'a> {
 
     fn ranges(&mut self) {
         let c = &self.said.config;
-        let floats: [Range; 6] = [
+        let floats: [Range; 8] = [
+            (
+                "data.curriculum_target",
+                c.data.curriculum_target,
+                f64::is_finite,
+                "a reward",
+            ),
+            (
+                "data.curriculum_rate",
+                c.data.curriculum_rate,
+                |r| r > 0.0 && r <= 1.0,
+                "more than 0 and at most 1",
+            ),
             (
                 "rollout.overlong_penalty_factor",
                 c.rollout.overlong_penalty_factor,
@@ -259,6 +272,7 @@ impl<'a> Check<'a> {
                     "it must be more than 0; leave the source out to draw nothing from it",
                 );
             }
+            self.source(name, &set.own);
         }
         for (name, set) in &c.eval.prompt_data {
             let key = format!("eval.prompt_data.{name}");
@@ -284,6 +298,31 @@ impl<'a> Check<'a> {
                     "counts must be 1 or more",
                 );
             }
+        }
+    }
+
+    /// One of several sources: what it sets must have an effect.
+    fn source(&mut self, name: &str, own: &Share) {
+        let key = format!("data.sources.{name}");
+        let (file, made) = match own.plugin {
+            Some(_) => (false, true),
+            None => (true, false),
+        };
+        if made && (own.input_key.is_some() || own.label_key.is_some()) {
+            let what = format!("source `{name}` is a plugin's and has no columns");
+            self.refuse(&key, what, "leave `input_key` and `label_key` out");
+        }
+        if file && own.difficulty.is_some() {
+            let what = format!("source `{name}` is a file, and `difficulty` has no effect");
+            self.refuse(
+                &key,
+                what,
+                "leave it out, or name a `plugin` instead of a `path`",
+            );
+        }
+        if own.difficulty.is_some_and(|d| !(0.0..=1.0).contains(&d)) {
+            let what = format!("the difficulty of source `{name}` is out of range");
+            self.refuse(&key, what, "it must be from 0 (easiest) to 1 (hardest)");
         }
     }
 
@@ -593,11 +632,18 @@ impl<'a> Check<'a> {
                     "add `apply_chat_template = true`",
                 );
             }
-        } else {
+        }
+        let has_made = !has_prompts || c.data.sources.values().any(|s| s.own.plugin.is_some());
+        if !has_made {
+            for key in ["data.difficulty", "data.curriculum_target"] {
+                self.useless(key, "prompts come from files", "leave it out");
+            }
+        }
+        if c.data.curriculum_target.is_none() {
             self.useless(
-                "data.difficulty",
-                "prompts come from a file",
-                "leave it out",
+                "data.curriculum_rate",
+                "the difficulty of prompts stays as it is",
+                "add `curriculum_target`, the mean reward to aim at",
             );
         }
         if c.eval.interval.is_none() && self.verb == Verb::Run {
@@ -668,10 +714,10 @@ impl<'a> Check<'a> {
                 "add --num-rollout N",
             );
         }
-        if run.num_epoch.is_some()
-            && self.said.config.data.prompt_data.is_none()
-            && self.said.config.data.sources.is_empty()
-        {
+        let data = &self.said.config.data;
+        let is_made = data.prompt_data.is_none()
+            && (data.sources.is_empty() || data.sources.values().any(|s| s.own.plugin.is_some()));
+        if run.num_epoch.is_some() && is_made {
             self.refuse(
                 "run.num_epoch",
                 "a source plugin's prompts have no epochs",

@@ -3,7 +3,8 @@
 //! ```toml
 //! [data.sources]
 //! gsm8k = "gsm8k/train.jsonl"
-//! dapo = { path = "dapo.jsonl", weight = 3, input_key = "prompt" }
+//! dapo = { path = "dapo.jsonl", weight = 3, input_key = "prompt", verifier = "math" }
+//! sums = { plugin = "arith", difficulty = 0.5 }
 //!
 //! [eval.prompt_data]
 //! gsm8k = "gsm8k.jsonl"
@@ -17,7 +18,7 @@ use toml::Value;
 /// A data set, as said. What is not said is as in its section.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct DataSet<T> {
-    /// JSONL or parquet, with an optional slice.
+    /// JSONL or parquet, with an optional slice. Empty where a plugin makes the prompts up.
     pub path: String,
     /// The rest.
     pub own: T,
@@ -35,6 +36,15 @@ pub struct Share {
     /// How often it is drawn from, against the others. Default 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub weight: Option<f64>,
+    /// The source plugin that makes its prompts up, instead of a `path`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub plugin: Option<String>,
+    /// How hard that plugin's prompts are, or where a curriculum begins.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub difficulty: Option<f64>,
+    /// The plugin that scores its rollouts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub verifier: Option<String>,
     /// Column of the prompt.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub input_key: Option<String>,
@@ -50,6 +60,9 @@ pub struct OwnSettings {
     /// Rollouts of one prompt.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub n_samples_per_prompt: Option<u32>,
+    /// The plugin that scores its rollouts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub verifier: Option<String>,
     /// 0 is greedy.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub temperature: Option<f64>,
@@ -89,8 +102,16 @@ impl<'de, T: DeserializeOwned + Default> Deserialize<'de> for DataSet<T> {
                 )));
             }
         };
-        let Some(Value::String(path)) = table.remove("path") else {
-            return Err(D::Error::custom("the data set has no `path`"));
+        let path = match table.remove("path") {
+            Some(Value::String(_)) if table.contains_key("plugin") => {
+                return Err(D::Error::custom(
+                    "`path` and `plugin` both say where prompts come from; keep one",
+                ));
+            }
+            Some(Value::String(path)) => path,
+            // A data set that no plugin may fill refuses the key below.
+            None if table.contains_key("plugin") => String::new(),
+            _ => return Err(D::Error::custom("the data set has no `path`")),
         };
         let own = Value::Table(table).try_into();
         let own = own.map_err(|e: toml::de::Error| D::Error::custom(e.message()))?;
@@ -105,7 +126,9 @@ impl<T: Serialize + Default + PartialEq> Serialize for DataSet<T> {
         }
         let own = Value::try_from(&self.own).map_err(serde::ser::Error::custom)?;
         let mut table = toml::Table::new();
-        table.insert("path".into(), self.path.clone().into());
+        if !self.path.is_empty() {
+            table.insert("path".into(), self.path.clone().into());
+        }
         if let Value::Table(own) = own {
             table.extend(own);
         }
@@ -117,7 +140,7 @@ impl<T: Serialize + Default + PartialEq> Serialize for DataSet<T> {
 mod tests {
     use super::super::layer::{from_file, from_sets};
     use super::super::merge::merge;
-    use super::super::plan::{Plan, Verb};
+    use super::super::plan::{Plan, Prompts, Verb};
 
     const BASE: &str = "[model]\nbuiltin = \"tiny\"\n[run]\nnum_rollout = 2\nplugins = [\"p\"]\n[rollout]\nstop = [\"END\"]\n\
                         [eval]\ninterval = 1\nn_samples_per_prompt = 4\ntemperature = 0.5\n[eval.prompt_data]\n";
@@ -202,9 +225,23 @@ mod tests {
         .mix;
         let told: Vec<_> = mix
             .iter()
-            .map(|m| (m.name.as_str(), m.weight, m.data.input_key.as_str()))
+            .map(|m| match &m.prompts {
+                Prompts::File(data) => (m.name.as_str(), m.weight, data.input_key.as_str()),
+                Prompts::Plugin { .. } => panic!("no plugin is named"),
+            })
             .collect();
         assert_eq!(told, [("a", 1.0, "question"), ("b", 3.0, "prompt")]);
+        let mix = plan(
+            "a = { path = \"a.jsonl\", verifier = \"math\" }\nb = { plugin = \"arith\", difficulty = 0.5 }\n",
+        )
+        .unwrap()
+        .mix;
+        assert_eq!(mix[0].verifier.as_deref(), Some("math"));
+        let arith = Prompts::Plugin {
+            plugin: "arith".into(),
+            difficulty: 0.5,
+        };
+        assert_eq!((&mix[1].prompts, &mix[1].verifier), (&arith, &None));
         let problems = plan("a = { path = \"a.jsonl\", weight = 0.0 }\n")
             .unwrap_err()
             .0;

@@ -8,6 +8,7 @@ use super::eval_set::SourceSet;
 use super::problem::Problems;
 use super::sections::{Device, Dtype, Filter};
 use super::{Resolved, units};
+use crate::job::curriculum::Curriculum;
 use crate::job::shape::{Overlong, Shaping};
 use crate::wire::sources::Chat;
 use serde_json::{Map, Value};
@@ -85,8 +86,14 @@ impl Verb {
                 "model.ref_load",
                 "model.teacher_load",
                 "model.teacher_addrs",
+                "model.judge_addrs",
+                "data.verifier",
+                "data.curriculum_target",
+                "data.curriculum_rate",
             ],
             Self::Rollout => &[
+                "data.curriculum_target",
+                "data.curriculum_rate",
                 "run.name",
                 "run.save_interval",
                 "run.keep_checkpoints",
@@ -117,6 +124,7 @@ impl Verb {
                 "model.path",
                 "model.builtin",
                 "model.teacher_addrs",
+                "model.judge_addrs",
             ],
             Self::Eval => &[
                 "run.name",
@@ -129,6 +137,8 @@ impl Verb {
                 "model.teacher_addrs",
                 "eval.interval",
                 "eval.skip_before_train",
+                "data.curriculum_target",
+                "data.curriculum_rate",
                 "rollout.batch_size",
                 "rollout.n_samples_per_prompt",
                 "rollout.temperature",
@@ -169,6 +179,10 @@ pub struct Plan {
     pub mix: Vec<MixPlan>,
     /// How hard a source plugin's prompts are, from 0 to 1.
     pub difficulty: f64,
+    /// Makes source plugins' prompts harder and easier.
+    pub curriculum: Option<Curriculum>,
+    /// Who scores rollouts whose source names nobody.
+    pub verifier: Option<String>,
     /// How prompts become conversations.
     pub chat: Chat,
     /// Variables handed to the chat template.
@@ -195,9 +209,25 @@ pub struct MixPlan {
     /// Its name in metrics.
     pub name: String,
     /// Its prompts.
-    pub data: DataPlan,
+    pub prompts: Prompts,
     /// How often it is drawn from, against the others.
     pub weight: f64,
+    /// Who scores its rollouts.
+    pub verifier: Option<String>,
+}
+
+/// Where the prompts of one of several sources come from.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Prompts {
+    /// A file.
+    File(DataPlan),
+    /// A plugin makes them up.
+    Plugin {
+        /// Its name.
+        plugin: String,
+        /// How hard they are, from 0 to 1.
+        difficulty: f64,
+    },
 }
 
 /// The ranks a trainer has.
@@ -253,6 +283,8 @@ pub struct ModelPlan {
     pub teacher: Option<PathBuf>,
     /// Servers that hold the teacher.
     pub teacher_servers: Vec<String>,
+    /// Servers of the models that judges may ask.
+    pub judge_servers: BTreeMap<String, Vec<String>>,
     /// Where to compute.
     pub device: Device,
 }
@@ -300,6 +332,8 @@ pub struct EvalSetPlan {
     pub data: DataPlan,
     /// Rollouts of one prompt.
     pub n_samples_per_prompt: u32,
+    /// Who scores them.
+    pub verifier: Option<String>,
     /// How they are sampled.
     pub sampling: SamplingPlan,
 }
@@ -472,6 +506,7 @@ fn build(said: &Resolved, verb: Verb, check: &mut Check<'_>) -> Plan {
             reference: c.model.ref_load.clone(),
             teacher: c.model.teacher_load.clone(),
             teacher_servers: c.model.teacher_addrs.clone().unwrap_or_default(),
+            judge_servers: c.model.judge_addrs.clone(),
             device: c.model.device.unwrap_or_default(),
         },
         data: c
@@ -486,6 +521,11 @@ fn build(said: &Resolved, verb: Verb, check: &mut Check<'_>) -> Plan {
             .map(|(name, set)| mix_plan(said, name, set))
             .collect(),
         difficulty: c.data.difficulty.unwrap_or(0.0),
+        curriculum: c.data.curriculum_target.map(|target| Curriculum {
+            target,
+            rate: c.data.curriculum_rate.unwrap_or(0.05),
+        }),
+        verifier: c.data.verifier.clone(),
         chat: Chat {
             wrap_text: c.data.apply_chat_template.unwrap_or(false),
             system: c.data.system_prompt.clone(),
@@ -568,17 +608,31 @@ fn data_plan(said: &Resolved, path: &str) -> DataPlan {
 }
 
 fn mix_plan(said: &Resolved, name: &str, set: &SourceSet) -> MixPlan {
-    let mut data = data_plan(said, &set.path);
-    if let Some(key) = &set.own.input_key {
-        data.input_key.clone_from(key);
-    }
-    if set.own.label_key.is_some() {
-        data.label_key.clone_from(&set.own.label_key);
-    }
+    let own = &set.own;
+    let prompts = match &own.plugin {
+        Some(plugin) => Prompts::Plugin {
+            plugin: plugin.clone(),
+            difficulty: own
+                .difficulty
+                .or(said.config.data.difficulty)
+                .unwrap_or(0.0),
+        },
+        None => {
+            let mut data = data_plan(said, &set.path);
+            if let Some(key) = &own.input_key {
+                data.input_key.clone_from(key);
+            }
+            if own.label_key.is_some() {
+                data.label_key.clone_from(&own.label_key);
+            }
+            Prompts::File(data)
+        }
+    };
     MixPlan {
         name: name.to_owned(),
-        data,
-        weight: set.own.weight.unwrap_or(1.0),
+        prompts,
+        weight: own.weight.unwrap_or(1.0),
+        verifier: own.verifier.clone(),
     }
 }
 
@@ -609,6 +663,7 @@ fn eval_plan(said: &Resolved, verb: Verb) -> Option<EvalPlan> {
             name: name.clone(),
             data,
             n_samples_per_prompt: own.n_samples_per_prompt.unwrap_or(n_samples_per_prompt),
+            verifier: own.verifier,
             sampling: SamplingPlan {
                 temperature: own.temperature.unwrap_or(sampling.temperature),
                 top_p: own.top_p.unwrap_or(sampling.top_p),

@@ -7,7 +7,7 @@ use serde_json::Value;
 use std::sync::LazyLock;
 
 /// Tables whose keys are the user's own: a value of `eval.prompt_data` is a leaf under any name.
-const NAMED: [&str; 2] = ["eval.prompt_data", "data.sources"];
+const NAMED: [&str; 3] = ["eval.prompt_data", "data.sources", "model.judge_addrs"];
 /// Tables that are one value as a whole.
 const WHOLE: [&str; 2] = ["data.apply_chat_template_kwargs", "grants"];
 

@@ -81,6 +81,9 @@ pub struct ModelSection {
     pub teacher_load: Option<PathBuf>,
     /// Servers that hold the teacher instead, `host:port`.
     pub teacher_addrs: Option<Vec<String>>,
+    /// Servers of the models that judges may ask, by the model's name: `judge = ["host:port"]`. What a judge asks needs a
+    /// grant, `[grants.PLUGIN] models = ["judge"]`.
+    pub judge_addrs: BTreeMap<String, Vec<String>>,
     /// Where trainer and embedded engine compute. Default `cpu`.
     pub device: Option<Device>,
     /// Numbers of weights and activations: `f32` on a CPU, `bf16` with CUDA.
@@ -164,6 +167,13 @@ pub struct DataSection {
     pub shuffle: Option<bool>,
     /// How hard a source plugin's prompts are, from 0 (easiest) to 1 (hardest). Default 0.
     pub difficulty: Option<f64>,
+    /// The mean reward at which source plugins' prompts are held: above it they get harder, below it easier. Default: their
+    /// difficulty stays.
+    pub curriculum_target: Option<f64>,
+    /// How far a reward that is off by 1 moves the difficulty in one step. Default 0.05.
+    pub curriculum_rate: Option<f64>,
+    /// The plugin that scores rollouts where a source names none. Default: the only verifier, or the source itself.
+    pub verifier: Option<String>,
 }
 
 /// `[eval]`: held-out prompts, scored by the same plugins.

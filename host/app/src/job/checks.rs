@@ -223,6 +223,7 @@ mod tests {
                 trajectories: vec![trajectory],
                 outcome,
                 scoring: Default::default(),
+                shaped: None,
             }
         });
         let id = PromptId {

@@ -4,6 +4,7 @@
 //! is put together in `open`; what a step's row says is `row`'s.
 
 pub mod checks;
+pub mod curriculum;
 pub mod evals;
 pub mod journal;
 pub mod learner;
@@ -26,6 +27,7 @@ mod tests;
 use crate::error::{Failure, Result};
 use crate::telemetry::Row;
 use checks::Checks;
+use curriculum::Dials;
 use shape::Shaping;
 use slime_core::ports::BoxFuture;
 use slime_core::{Group, RolloutRecord, Step, WeightVersion};
@@ -66,6 +68,8 @@ pub trait Queue: Send + Sync {
     fn take(&self, step: Step, n: usize, served: WeightVersion) -> Result<Taken>;
     /// They are in the weights.
     fn trained(&self, step: Step) -> Result<()>;
+    /// The mean reward that steps had from each of their sources.
+    fn rewards(&self, steps: Range<u64>) -> Result<Vec<(Step, String, f64)>>;
     /// What became of every rollout that was ever sampled; it must add up.
     fn conservation(&self) -> Result<Conservation>;
 }
@@ -121,6 +125,8 @@ pub struct Job {
     pub groups_per_step: usize,
     /// Versions a trained token may be behind; above 0, the next step is sampled while this one trains.
     pub max_lag: u64,
+    /// Makes prompts harder and easier.
+    pub curriculum: Option<Dials>,
     /// What is done to records on their way to the trainer.
     pub shaping: Shaping,
     /// What the trainer was told, for the checks.
@@ -190,6 +196,10 @@ pub async fn run(job: &mut Job) -> Result<End> {
         saved: start,
         checks: Checks::default(),
     };
+    if let Some(dials) = &job.curriculum {
+        // The step before is taken in once the first one has its groups, as in a run that was not interrupted.
+        dials.follow(&job.queue.rewards(0..start.saturating_sub(1))?);
+    }
     let result = steps(job, &mut state).await;
     if let Some(ahead) = state.ahead.take() {
         ahead.abort();
@@ -241,6 +251,11 @@ async fn one(job: &mut Job, state: &mut State, step: Step) -> Result<bool> {
     };
     let taken = job.queue.take(step, n, state.served)?;
     job.sampler.taken();
+    let mut difficulties = Row::default();
+    if let Some(dials) = &job.curriculum {
+        dials.tell(&mut difficulties);
+        dials.follow(&job.queue.rewards(step.0.saturating_sub(1)..step.0)?);
+    }
     let ahead_pays = job.max_lag > 0 && !job.sampler.is_continuous();
     if ahead_pays && step.0 + 1 < job.steps.end && !job.stop.is_asked() {
         state.ahead = ahead(job, state, Step(step.0 + 1))?;
@@ -258,6 +273,7 @@ async fn one(job: &mut Job, state: &mut State, step: Step) -> Result<bool> {
 
     let mut row = row::of_step(step, &sampled, &taken, &trained, train);
     shaped.tell(&job.shaping, &mut row);
+    row.0.extend(difficulties.0);
     for sentence in state.checks.look(step, &job.train, &taken, &trained) {
         tracing::warn!(target: "slime", "{sentence}");
     }

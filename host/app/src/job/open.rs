@@ -110,7 +110,7 @@ async fn run_on<O: Ops>(
             .map_err(at_path(dir))?,
         console: console.clone(),
         bar: bar.clone(),
-        reward_range: opened.plugins.reward_range,
+        reward_range: opened.scoring.reward_range,
         rollouts: dir.join("rollouts"),
     };
     let mut job = job(
@@ -126,7 +126,7 @@ async fn run_on<O: Ops>(
         && let Some(source) = &opened.source
     {
         let seed = opened.plan.seed;
-        for warning in dry_run(&opened.plugins, &**source, seed).await {
+        for warning in dry_run(&opened.scoring, &**source, seed).await {
             console.line(&format!(" {warning}"));
         }
     }
@@ -222,6 +222,7 @@ fn job<O: Ops>(
     Ok(Job {
         steps,
         groups_per_step,
+        curriculum: opened.dials.clone(),
         shaping: plan.rollout.shaping,
         train: plan.train.clone(),
         max_lag: plan.rollout.max_lag,
@@ -459,6 +460,10 @@ impl Queue for Buffer {
 
     fn trained(&self, step: Step) -> Result<()> {
         Buffer::trained(self, step).map_err(rollout_failed)
+    }
+
+    fn rewards(&self, steps: std::ops::Range<u64>) -> Result<Vec<(Step, String, f64)>> {
+        Buffer::rewards(self, steps).map_err(rollout_failed)
     }
 
     fn conservation(&self) -> Result<Conservation> {

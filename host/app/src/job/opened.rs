@@ -1,15 +1,18 @@
 //! What a plan names, opened and checked before anything starts.
 
-use crate::config::plan::{EvalPlan, Length, Plan, SamplingPlan};
+use super::curriculum::{Dial, Dials};
+use crate::config::plan::{EvalPlan, Length, Plan, Prompts, SamplingPlan};
 use crate::config::sections::Filter;
 use crate::config::{Problem, Resolved};
 use crate::error::{Failure, Result};
 use crate::telemetry::Console;
-use crate::wire::{Model, Plugins, Serving, sources, tools};
+use crate::wire::sources::Made;
+use crate::wire::{Model, Plugins, RunScoring, Serving, sources, tools};
 use slime_core::SamplingParams;
 use slime_core::ports::{BoxFuture, Policy, PolicyError, SampleRequest, Sampled, Source};
 use slime_rollout::SamplerConfig;
-use slime_rollout::collect::{Driver, GroupFilter, PluginFilter, ZeroStd};
+use slime_rollout::collect::{Driver, GroupFilter, PluginFilter, Scoring, ZeroStd};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// What a run was asked for, opened and checked.
@@ -22,6 +25,12 @@ pub struct Opened {
     pub model: Arc<Model>,
     /// Plugins.
     pub plugins: Plugins,
+    /// Who scores.
+    pub scoring: RunScoring,
+    /// How hard made-up prompts are, where that changes.
+    pub dials: Option<Dials>,
+    /// A plugin's prompts that are not trained on: as hard as the recipe says.
+    pub aside: Option<Arc<dyn Source>>,
     /// Prompts to train on.
     pub source: Option<Arc<dyn Source>>,
     /// Held-out prompts.
@@ -42,30 +51,48 @@ impl Opened {
             }
             run => Some(run),
         };
+        let mut failures = Vec::new();
         let model = Model::open(&plan.model, &said, plan.seed);
         let plugins = Plugins::open(&plan, &said, console);
-        let plugin = plugins.as_ref().ok().and_then(|p| p.source.clone());
-        // Without plugins it is not known whether one is a source, so only files are looked at.
+        let made = match &plugins {
+            Ok(plugins) => made(&plan, plugins),
+            Err(_) => Ok(MadeUp::default()),
+        };
+        let scoring = match &plugins {
+            Ok(plugins) => {
+                let only = plugins.only_source().map(|plugin| plugin.name());
+                RunScoring::new(&plan, &plugins.scorers, only, &said, trains).map(Some)
+            }
+            Err(_) => Ok(None),
+        };
         let known = plugins.is_ok();
-        let has_files = plan.data.is_some() || !plan.mix.is_empty();
-        let source = (trains && (known || has_files))
+        let is_made = |prompts: &Prompts| matches!(prompts, Prompts::Plugin { .. });
+        let only_files = plan.data.is_some() || !plan.mix.is_empty();
+        let only_files = only_files && !plan.mix.iter().any(|part| is_made(&part.prompts));
+        let made = made.map_err(|e| failures.extend(keep(e, &mut problems)));
+        let made = made.unwrap_or_default();
+        // Without plugins it is not known whether one is a source, so only files are looked at.
+        let source = (trains && (known || only_files))
             .then(|| {
                 sources::training(
                     plan.data.as_ref(),
                     &plan.mix,
                     &plan.chat,
-                    plugin.as_ref(),
+                    made.only.as_ref(),
+                    &made.by_name,
                     &said,
                 )
             })
             .transpose();
         let held_out = match &plan.eval {
             Some(eval) if known || !eval.sets.is_empty() => {
-                sources::held_out(eval, &plan.chat, plugin.as_ref(), &said)
+                sources::held_out(eval, &plan.chat, made.aside.as_ref(), &said)
             }
             _ => Ok(Vec::new()),
         };
-        let mut failures = Vec::new();
+        let scoring = scoring
+            .map_err(|e| failures.extend(keep(e, &mut problems)))
+            .unwrap_or_default();
         let model = model
             .map_err(|e| failures.extend(keep(e, &mut problems)))
             .ok();
@@ -79,11 +106,14 @@ impl Opened {
             .map_err(|e| failures.extend(keep(e, &mut problems)))
             .ok();
         crate::cli::collected(problems)?;
-        match (model, plugins, source, held_out) {
-            (Some(model), Some(plugins), Some(source), Some(held_out)) => Ok(Self {
+        match (model, plugins, scoring, source, held_out) {
+            (Some(model), Some(plugins), Some(scoring), Some(source), Some(held_out)) => Ok(Self {
                 plan,
                 said,
                 model: Arc::new(model),
+                scoring,
+                dials: made.dials,
+                aside: made.aside,
                 source: source.map(|source| tools::offered(source, &plugins.tools)),
                 held_out: held_out
                     .into_iter()
@@ -107,7 +137,7 @@ impl Opened {
     ) -> Driver {
         let context_tokens = serving.context_tokens;
         let config = self.sampler(how, context_tokens, n_samples_per_prompt, rid_prefix);
-        self.driven_by(serving.pool.clone(), config)
+        self.driven_by(serving.pool.clone(), self.scoring.training.clone(), config)
     }
 
     /// Who runs stored rollouts again: no engine answers.
@@ -119,17 +149,18 @@ impl Opened {
             .map_or(positions, |n| (n as usize).min(positions));
         let n = rollout.n_samples_per_prompt;
         let config = self.sampler(&rollout.sampling, context as u32, n, "replay");
-        self.driven_by(Arc::new(Nobody), config)
+        let scoring = self.scoring.training.clone();
+        self.driven_by(Arc::new(Nobody), scoring, config)
     }
 
-    fn driven_by(&self, policy: Arc<dyn Policy>, config: SamplerConfig) -> Driver {
-        Driver::new(
-            policy,
-            self.model.text.clone(),
-            self.plugins.generator.clone(),
-            self.plugins.verifier.clone(),
-            config,
-        )
+    fn driven_by(
+        &self,
+        policy: Arc<dyn Policy>,
+        scoring: Scoring,
+        config: SamplerConfig,
+    ) -> Driver {
+        let (text, generator) = (self.model.text.clone(), self.plugins.generator.clone());
+        Driver::new(policy, text, generator, scoring, config)
     }
 
     fn sampler(
@@ -165,7 +196,10 @@ impl Opened {
             let own = eval.sets.get(index);
             let how = own.map_or(&eval.sampling, |set| &set.sampling);
             let n = own.map_or(eval.n_samples_per_prompt, |set| set.n_samples_per_prompt);
-            let driver = self.driver(serving, how, n, "eval");
+            let config = self.sampler(how, serving.context_tokens, n, "eval");
+            let scoring = self.scoring.sets.get(index);
+            let scoring = scoring.unwrap_or(&self.scoring.training).clone();
+            let driver = self.driven_by(serving.pool.clone(), scoring, config);
             (driver, Arc::clone(source))
         })
         .collect()
@@ -210,6 +244,50 @@ impl Opened {
             self.plan.seed
         )
     }
+}
+
+/// Prompts that plugins make up.
+#[derive(Default)]
+struct MadeUp {
+    /// The only source's.
+    only: Option<Arc<dyn Source>>,
+    /// The same, as hard as the recipe says from beginning to end.
+    aside: Option<Arc<dyn Source>>,
+    /// Those of several sources.
+    by_name: BTreeMap<String, Arc<dyn Source>>,
+    dials: Option<Dials>,
+}
+
+fn made(plan: &Plan, plugins: &Plugins) -> Result<MadeUp> {
+    let mut all = MadeUp::default();
+    let mut dials = BTreeMap::new();
+    let moves = plan.curriculum.is_some();
+    let mut make = |name: &str, plugin: &slime_runtime::Plugin, difficulty: f64| {
+        let dial = Dial::at(difficulty);
+        dials.insert(name.to_owned(), dial.clone());
+        Made::new(name, plugin, dial, moves).map(|made| Arc::new(made) as Arc<dyn Source>)
+    };
+    for part in &plan.mix {
+        if let Prompts::Plugin { plugin, difficulty } = &part.prompts
+            && let Some(plugin) = plugins.sources.get(plugin)
+        {
+            let source = make(&part.name, plugin, *difficulty)?;
+            all.by_name.insert(part.name.clone(), source);
+        }
+    }
+    if let Some(plugin) = plugins.only_source() {
+        let name = plugin.name();
+        if plan.mix.is_empty() && plan.data.is_none() {
+            all.only = Some(make(name, plugin, plan.difficulty)?);
+        }
+        let still = Made::new(name, plugin, Dial::at(plan.difficulty), false)?;
+        all.aside = Some(Arc::new(still));
+    }
+    all.dials = plan.curriculum.map(|rule| Dials {
+        rule,
+        sources: dials,
+    });
+    Ok(all)
 }
 
 /// The policy of a replay before its record is put in its place.

@@ -72,7 +72,7 @@ impl Shaping {
     }
 
     fn rollout(&self, rollout: &Rollout, records: &mut [RolloutRecord], shaped: &mut Shaped) {
-        if let (Some(overlong), Some(reward)) = (self.overlong, rollout.outcome.reward()) {
+        if let (Some(overlong), Some(reward)) = (self.overlong, rollout.training_reward()) {
             let lengths = rollout.trajectories.iter().map(Trajectory::num_sampled);
             let penalty = overlong.penalty(lengths.sum());
             for record in records.iter_mut() {
@@ -176,6 +176,7 @@ mod tests {
                     metrics: vec![],
                 }),
                 scoring: Default::default(),
+                shaped: None,
             }],
         }
     }

@@ -116,7 +116,7 @@ async fn warm_up<O: Ops>(
         return Ok(None);
     };
     let rows = sft.num_steps.unwrap_or(1) * sft.batch_size as u64;
-    let source: Arc<dyn Source> = match (&sft.data, &opened.plugins.source) {
+    let source: Arc<dyn Source> = match (&sft.data, &opened.aside) {
         (Some(data), _) => Arc::new(
             sources::open("sft", data).map_err(|e| refused(&opened.said, &["sft.data"], e))?,
         ),

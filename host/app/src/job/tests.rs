@@ -43,6 +43,7 @@ fn group(step: Step) -> Group {
             metrics: Vec::new(),
         }),
         scoring: Default::default(),
+        shaped: None,
     };
     Group {
         id: GroupId(step.0),
@@ -107,6 +108,11 @@ impl Queue for Buffer {
     fn trained(&self, step: Step) -> Result<()> {
         self.log.say(format!("trained {step}"));
         Ok(())
+    }
+
+    fn rewards(&self, steps: Range<u64>) -> Result<Vec<(Step, String, f64)>> {
+        let all = steps.map(|step| (Step(step), "s".to_owned(), 1.0));
+        Ok(all.collect())
     }
 
     fn conservation(&self) -> Result<Conservation> {
@@ -202,6 +208,7 @@ fn job(log: &Log, steps: Range<u64>) -> Job {
         steps,
         groups_per_step: 1,
         max_lag: 0,
+        curriculum: None,
         shaping: Shaping::default(),
         train: TrainConfig::default(),
         save_interval: 100,
@@ -428,4 +435,38 @@ async fn rollouts_that_do_not_add_up_stop_the_run() {
     let right = Conservation { masked: 1, ..wrong };
     row::conserve(&mut row, Step(3), right).unwrap();
     assert_eq!(row.get("rollout/total/masked"), Some(1.0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_difficulty_follows_from_all_steps_but_the_last_and_a_resumed_run_stands_at_the_same() {
+    use super::curriculum::{Curriculum, Dial, Dials};
+    /// Keeps every row.
+    struct Keeps(Arc<std::sync::Mutex<Vec<Option<f64>>>>);
+    impl Journal for Keeps {
+        fn record(&mut self, row: &Row, _: &[Group]) -> Result<()> {
+            self.0.lock().unwrap().push(row.get("rollout/difficulty/s"));
+            Ok(())
+        }
+    }
+    let difficulties = async |steps: Range<u64>| {
+        let mut job = job(&Log::default(), steps);
+        let kept = Arc::default();
+        job.journal = Box::new(Keeps(Arc::clone(&kept)));
+        job.curriculum = Some(Dials {
+            rule: Curriculum {
+                target: 0.5,
+                rate: 0.25,
+            },
+            sources: BTreeMap::from([("s".to_owned(), Dial::at(0.0))]),
+        });
+        run(&mut job).await.unwrap();
+        let kept = kept.lock().unwrap();
+        kept.clone()
+    };
+    let whole = difficulties(0..5).await;
+    let expected = [0.0, 0.0, 0.125, 0.25, 0.375].map(Some);
+    assert_eq!(whole, expected);
+    for start in 1..5 {
+        assert_eq!(difficulties(start..5).await, expected[start as usize..]);
+    }
 }

@@ -3,37 +3,60 @@
 //! A wrong label column or a verifier for another format costs a night otherwise. It warns and refuses nothing: a
 //! verifier may know better than this check what a right answer looks like.
 
-use super::Plugins;
+use super::RunScoring;
 use slime_core::ports::{ScoreRequest, Source, Verifier};
 use slime_core::{Outcome, Prompt, PromptBody};
+use std::collections::BTreeMap;
 
-/// Prompts that are tried.
-const PROMPTS: u64 = 8;
+/// Prompts that are tried on one verifier.
+const PROMPTS: usize = 8;
+/// Prompts that are drawn for it: a source of small weight comes seldom.
+const DRAWS: u64 = 64;
 
-/// Warnings, in sentences; none where all is well.
-pub async fn dry_run(plugins: &Plugins, source: &dyn Source, seed: u64) -> Vec<String> {
-    try_out(&*plugins.verifier, plugins.reward_range, source, seed).await
+/// Warnings, in sentences; none where all is well. Judges are not asked: a model's opinion is no gold answer's test.
+pub async fn dry_run(scoring: &RunScoring, source: &dyn Source, seed: u64) -> Vec<String> {
+    let mut prompts: BTreeMap<&str, (&dyn Verifier, Vec<Prompt>)> = BTreeMap::new();
+    let draws = match scoring.ranges.len() {
+        1 => PROMPTS as u64,
+        _ => DRAWS,
+    };
+    for index in 0..draws.min(source.len().unwrap_or(draws)) {
+        let Ok(prompt) = source.draw(index, seed).await else {
+            return Vec::new();
+        };
+        if let Some(verifier) = scoring.training.verifier(&prompt.id.source) {
+            let none = || (&**verifier, Vec::new());
+            let (_, own) = prompts.entry(verifier.name()).or_insert_with(none);
+            if own.len() < PROMPTS {
+                own.push(prompt);
+            }
+        }
+    }
+    let mut warnings = Vec::new();
+    for (name, (verifier, prompts)) in prompts {
+        if let Some(range) = scoring.ranges.get(name) {
+            warnings.extend(try_out(verifier, *range, &prompts, seed).await);
+        }
+    }
+    warnings
 }
 
 async fn try_out(
     verifier: &dyn Verifier,
     (worst, best): (f64, f64),
-    source: &dyn Source,
+    prompts: &[Prompt],
     seed: u64,
 ) -> Vec<String> {
     let (mut tried, mut right, mut empty) = (0u64, 0u64, 0u64);
     let (mut unusable, mut first) = (Vec::new(), None);
-    for index in 0..PROMPTS.min(source.len().unwrap_or(PROMPTS)) {
-        let Ok(prompt) = source.draw(index, seed).await else {
-            return Vec::new();
-        };
+    for prompt in prompts {
         let Some(label) = prompt.label.clone() else {
             continue;
         };
         tried += 1;
         let mut golds = Vec::new();
         for response in [label.clone(), format!("\\boxed{{{label}}}")] {
-            golds.push(verifier.score(asked(&prompt, response, seed)).await.outcome);
+            golds.push(verifier.score(asked(prompt, response, seed)).await.outcome);
         }
         if golds.iter().any(|gold| gold.reward() == Some(best)) {
             right += 1;
@@ -42,7 +65,7 @@ async fn try_out(
         } else {
             first.get_or_insert((label, golds[0].to_string()));
         }
-        let nothing = verifier.score(asked(&prompt, String::new(), seed)).await;
+        let nothing = verifier.score(asked(prompt, String::new(), seed)).await;
         empty += u64::from(nothing.outcome.reward() == Some(best) && worst < best);
     }
     let (name, mut warnings) = (verifier.name(), Vec::new());
@@ -89,33 +112,21 @@ fn asked(prompt: &Prompt, response: String, seed: u64) -> ScoreRequest {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use slime_core::ports::{BoxFuture, Scored, SourceError};
+    use slime_core::ports::{BoxFuture, Scored};
     use slime_core::{Accounting, PromptId, Verdict};
 
-    struct Labels(Option<&'static str>);
-
-    impl Source for Labels {
-        fn name(&self) -> &str {
-            "labels"
-        }
-
-        fn len(&self) -> Option<u64> {
-            None
-        }
-
-        fn draw(&self, index: u64, _seed: u64) -> BoxFuture<'_, Result<Prompt, SourceError>> {
-            let prompt = Prompt {
-                id: PromptId {
-                    source: "labels".into(),
-                    row: index,
-                },
-                body: PromptBody::Text("q".into()),
-                label: self.0.map(Into::into),
-                tools: Vec::new(),
-                metadata: Default::default(),
-            };
-            Box::pin(std::future::ready(Ok(prompt)))
-        }
+    fn prompts(label: Option<&str>) -> Vec<Prompt> {
+        let prompt = |row| Prompt {
+            id: PromptId {
+                source: "labels".into(),
+                row,
+            },
+            body: PromptBody::Text("q".into()),
+            label: label.map(Into::into),
+            tools: Vec::new(),
+            metadata: Default::default(),
+        };
+        (0..8).map(prompt).collect()
     }
 
     struct By<F>(F);
@@ -145,8 +156,8 @@ mod tests {
         label: Option<&'static str>,
         verifier: impl Fn(&ScoreRequest) -> Outcome + Send + Sync,
     ) -> Vec<String> {
-        let source = Labels(label);
-        futures::executor::block_on(try_out(&By(verifier), (0.0, 1.0), &source, 1))
+        let prompts = prompts(label);
+        futures::executor::block_on(try_out(&By(verifier), (0.0, 1.0), &prompts, 1))
     }
 
     #[test]

@@ -11,6 +11,7 @@ pub mod http;
 pub mod model;
 pub mod plugins;
 pub mod registry;
+pub mod scoring;
 pub mod servers;
 pub mod sources;
 pub mod tools;
@@ -19,6 +20,7 @@ pub use device::Computer;
 pub use engine::Serving;
 pub use model::Model;
 pub use plugins::Plugins;
+pub use scoring::RunScoring;
 
 use crate::config::{Problem, Resolved};
 use crate::error::Failure;

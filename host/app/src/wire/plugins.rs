@@ -6,8 +6,10 @@ use crate::config::{Problem, Resolved};
 use crate::error::{Failure, Result};
 use crate::telemetry::Console;
 use slime_core::Tool;
-use slime_core::ports::{Filter, Generator, Source, Tools, Verifier};
-use slime_rollout::SingleTurn;
+use slime_core::ports::{
+    Filter, Generator, GroupVerifier, Models, Shaper, Source, Tools, Verifier,
+};
+use slime_rollout::{Address, NamedModels, SingleTurn};
 use slime_runtime::code::{self, CodeExec, Python};
 use slime_runtime::trust::PublicKey;
 use slime_runtime::{
@@ -16,31 +18,51 @@ use slime_runtime::{
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// The plugins of a run, by what they do.
 pub struct Plugins {
-    /// Scores rollouts.
-    pub verifier: Arc<dyn Verifier>,
+    /// Give rewards.
+    pub scorers: Scorers,
     /// Drives rollouts.
     pub generator: Arc<dyn Generator>,
-    /// Makes prompts up, where one does.
-    pub source: Option<Arc<dyn Source>>,
+    /// Make prompts up, by name.
+    pub sources: BTreeMap<String, Plugin>,
     /// Keep groups or drop them, in order.
     pub filters: Vec<Arc<dyn Filter>>,
     /// What the policy may call.
     pub tools: Vec<Tool>,
-    /// Smallest and largest reward.
-    pub reward_range: (f64, f64),
     /// Name and digest of every component, in order.
     pub digests: Vec<(String, String)>,
     _runtime: Runtime,
+}
+
+/// Everybody who has a say about rewards.
+#[derive(Default)]
+pub struct Scorers {
+    /// Score rollouts one by one, by name.
+    pub verifiers: BTreeMap<String, Scores<dyn Verifier>>,
+    /// Score whole groups, in order.
+    pub groups: Vec<Scores<dyn GroupVerifier>>,
+    /// Change the rewards that train, in order.
+    pub shapers: Vec<Arc<dyn Shaper>>,
+}
+
+/// Somebody who gives rewards.
+pub struct Scores<V: ?Sized> {
+    /// Who.
+    pub verifier: Arc<V>,
+    /// Smallest and largest reward.
+    pub range: (f64, f64),
+    /// Whether it asks a model.
+    pub is_judge: bool,
 }
 
 impl Plugins {
     /// Build and load every plugin.
     ///
     /// # Errors
-    /// Every plugin that cannot be built or loaded; none or two that do the same work.
+    /// Every plugin that cannot be built or loaded; none that scores, or two generators.
     pub fn open(plan: &Plan, said: &Resolved, console: &Console) -> Result<Self> {
         let runtime = start_trusting(&plan.trusted)?;
         let (mut loaded, mut problems) = (Vec::new(), Vec::new());
@@ -51,102 +73,119 @@ impl Plugins {
                 Err(e) => problems.push(problem(&e).at(said.place("run.plugins"))),
             }
         }
-        let one = |world: &str, problems: &mut Vec<Problem>| -> Option<Plugin> {
-            let mut able = loaded
+        let of = |world: &'static str| {
+            loaded
                 .iter()
-                .filter(|plugin: &&Plugin| plugin.worlds().contains(&world));
-            let first = able.next().cloned();
-            if let (Some(first), Some(second)) = (&first, able.next()) {
-                let message = format!("{} and {} are both a {world}", first.name(), second.name());
-                problems.push(
-                    Problem::new(message)
-                        .help("name one of them")
-                        .at(said.place("run.plugins")),
-                );
-            }
-            first
+                .filter(move |plugin: &&Plugin| plugin.worlds().contains(&world))
         };
-        let (verifier, generator, source) = (
-            one("verifier", &mut problems),
-            one("generator", &mut problems),
-            one("source", &mut problems),
-        );
-        for plugin in &loaded {
-            for world in ["shaper", "group-verifier", "judge"] {
-                if plugin.worlds().contains(&world) {
-                    let message = format!("{} is a {world}, which no run uses yet", plugin.name());
-                    problems.push(
-                        Problem::new(message)
-                            .help("leave it out; `slime-host plugin test` can try it")
-                            .at(said.place("run.plugins")),
-                    );
-                }
+        let at = |problem: Problem, key: &str| problem.at(said.place(key));
+        let generators: Vec<&Plugin> = of("generator").collect();
+        if let [first, second, ..] = generators[..] {
+            let (first, second) = (first.name(), second.name());
+            let message = format!("{first} and {second} are both a generator");
+            problems.push(at(
+                Problem::new(message).help("name one of them"),
+                "run.plugins",
+            ));
+        }
+        for (index, plugin) in loaded.iter().enumerate() {
+            if loaded[..index].iter().any(|p| p.name() == plugin.name()) {
+                let message = format!("two plugins are called {}", plugin.name());
+                let help = "rename a file: sources, grants and metrics go by the name";
+                problems.push(at(Problem::new(message).help(help), "run.plugins"));
             }
         }
         for name in plan.grants.keys() {
             if !loaded.iter().any(|plugin| plugin.name() == name) && problems.is_empty() {
                 let names: Vec<&str> = loaded.iter().map(Plugin::name).collect();
                 let problem = Problem::new(format!("grants.{name}: no plugin is called {name}"));
-                problems.push(
-                    problem
-                        .help(format!("the plugins are {}", names.join(", ")))
-                        .at(said.place("grants")),
-                );
+                let help = format!("the plugins are {}", names.join(", "));
+                problems.push(at(problem.help(help), "grants"));
             }
         }
-        if verifier.is_none() && problems.is_empty() {
+        let scores = |plugin: &Plugin| {
+            let worlds = plugin.worlds();
+            ["verifier", "judge", "group-verifier"]
+                .iter()
+                .any(|world| worlds.contains(world))
+        };
+        if problems.is_empty() && !loaded.iter().any(scores) {
             let names: Vec<String> = loaded
                 .iter()
                 .map(|p| format!("{} exports {}", p.name(), p.worlds().join(" and ")))
                 .collect();
             let problem = Problem::new(format!("no plugin is a verifier: {}", names.join(", ")));
-            problems.push(
-                problem
-                    .help("add one that scores, like plugins/exact-match")
-                    .at(said.place("run.plugins")),
-            );
+            let help = "add one that scores, like plugins/exact-match";
+            problems.push(at(problem.help(help), "run.plugins"));
         }
+        let models = models(plan, said, &mut problems);
         crate::cli::collected(problems)?;
-        let verifier = verifier.ok_or_else(|| Failure::run("no verifier"))?;
         let fits = |e: RuntimeError| Failure::from(problem(&e));
-        let mut boxes: Vec<Arc<dyn Tools>> = Vec::new();
-        let mut filters = Vec::new();
-        for plugin in &loaded {
-            if plugin.worlds().contains(&"tool") {
-                boxes.push(plugin.tools().map_err(fits)?);
-            }
-            if plugin.worlds().contains(&"filter") {
-                filters.push(plugin.filter().map_err(fits)?);
-            }
-        }
+        let boxes = of("tool").map(Plugin::tools);
+        let boxes: Vec<Arc<dyn Tools>> = boxes.collect::<Result<_, _>>().map_err(fits)?;
         for plugin in &loaded {
             plugin.serve(Services {
                 tools: boxes.clone(),
+                models: models.clone(),
                 ..services(&runtime, &granted(&plan.grants, Path::new(plugin.name())))?
             });
         }
+        let range = |plugin: &Plugin| plugin.describe().reward_range.unwrap_or((0.0, 1.0));
+        let single = loaded.iter().filter_map(|plugin| {
+            let worlds = plugin.worlds();
+            let (verifies, judges) = (worlds.contains(&"verifier"), worlds.contains(&"judge"));
+            (verifies || judges).then(|| {
+                let scores = plugin.verifier().map(|verifier| Scores {
+                    verifier,
+                    range: range(plugin),
+                    is_judge: !verifies,
+                });
+                scores.map(|scores| (plugin.name().to_owned(), scores))
+            })
+        });
+        let together = of("group-verifier").map(|plugin| {
+            plugin.group_verifier().map(|verifier| Scores {
+                verifier,
+                range: range(plugin),
+                is_judge: false,
+            })
+        });
         Ok(Self {
-            filters,
+            scorers: Scorers {
+                verifiers: single.collect::<Result<_, _>>().map_err(fits)?,
+                groups: together.collect::<Result<_, _>>().map_err(fits)?,
+                shapers: of("shaper")
+                    .map(Plugin::shaper)
+                    .collect::<Result<_, _>>()
+                    .map_err(fits)?,
+            },
+            filters: of("filter")
+                .map(Plugin::filter)
+                .collect::<Result<_, _>>()
+                .map_err(fits)?,
+            sources: of("source")
+                .map(|plugin| (plugin.name().to_owned(), plugin.clone()))
+                .collect(),
+            generator: match generators.first() {
+                Some(plugin) => plugin.generator().map_err(fits)?,
+                None => Arc::new(SingleTurn),
+            },
             tools: boxes
                 .iter()
                 .flat_map(|tools| tools.definitions().to_vec())
                 .collect(),
-            reward_range: verifier.describe().reward_range.unwrap_or((0.0, 1.0)),
             digests: loaded
                 .iter()
                 .map(|p| (p.name().to_owned(), p.describe().digest))
                 .collect(),
-            verifier: verifier.verifier().map_err(fits)?,
-            generator: match &generator {
-                Some(plugin) => plugin.generator().map_err(fits)?,
-                None => Arc::new(SingleTurn),
-            },
-            source: source
-                .map(|plugin| plugin.source_at(plan.difficulty))
-                .transpose()
-                .map_err(fits)?,
             _runtime: runtime,
         })
+    }
+
+    /// The only plugin that makes prompts up, if it is only one.
+    pub fn only_source(&self) -> Option<&Plugin> {
+        let mut sources = self.sources.values();
+        sources.next().filter(|_| self.sources.len() == 1)
     }
 
     /// The source among the plan's plugins, where nothing is scored.
@@ -210,6 +249,47 @@ fn start_trusting(trusted: &[PublicKey]) -> Result<Runtime> {
         ..RuntimeConfig::default()
     };
     Runtime::new(config).map_err(|e| Failure::run(e.to_string()).help("slime-host doctor"))
+}
+
+/// From a judge's question to its answer.
+const ANSWER_DEADLINE: Duration = Duration::from_secs(600);
+
+/// The models that judges may ask; every grant must name one of them, and each must be granted to somebody.
+fn models(plan: &Plan, said: &Resolved, problems: &mut Vec<Problem>) -> Option<Arc<dyn Models>> {
+    let named = &plan.model.judge_servers;
+    for (plugin, grants) in &plan.grants {
+        for model in grants.models.iter().filter(|m| !named.contains_key(*m)) {
+            let what = format!("grants.{plugin}: no servers hold the model `{model}`");
+            let help = format!("add `judge_addrs.{model} = [\"host:port\"]` to [model]");
+            problems.push(Problem::new(what).help(help).at(said.place("grants")));
+        }
+    }
+    let mut models = BTreeMap::new();
+    for (name, servers) in named {
+        let key = format!("model.judge_addrs.{name}");
+        if !plan.grants.values().any(|g| g.models.contains(name)) {
+            let what = format!("`{key}` has no effect: no plugin may ask it");
+            let help = format!("add `models = [\"{name}\"]` to the [grants.PLUGIN] of a judge");
+            problems.push(Problem::new(what).help(help).at(said.place(&key)));
+        }
+        let addresses = servers.iter().map(|text| Address::parse(text));
+        match addresses.collect::<Result<Vec<_>, _>>() {
+            Ok(addresses) => {
+                models.insert(name.clone(), addresses);
+            }
+            Err(error) => problems.push(super::refused(said, &[&key], error)),
+        }
+    }
+    if models.is_empty() {
+        return None;
+    }
+    match NamedModels::new(models, plan.rollout.concurrency, ANSWER_DEADLINE) {
+        Ok(models) => Some(Arc::new(models)),
+        Err(error) => {
+            problems.push(super::refused(said, &["model.judge_addrs"], error));
+            None
+        }
+    }
 }
 
 /// What a plugin's name is granted.

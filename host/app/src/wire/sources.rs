@@ -1,12 +1,15 @@
 //! Where prompts come from: files, or a source plugin; held-out ones apart from those trained on.
 
 use super::refused;
-use crate::config::plan::{DataPlan, EvalPlan, MixPlan};
+use crate::config::plan::{DataPlan, EvalPlan, MixPlan, Prompts};
 use crate::config::{Problem, Resolved};
 use crate::error::Result;
+use crate::job::curriculum::Dial;
 use slime_core::ports::{BoxFuture, Source, SourceError};
 use slime_core::{Message, Prompt, PromptBody};
 use slime_rollout::{Mixer, PromptFile, RowKeys};
+use slime_runtime::Plugin;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// A source plugin's draws from here on are held out: no run draws so many prompts.
@@ -14,7 +17,7 @@ const HELD_OUT: u64 = 1 << 40;
 /// And from here on they are for the supervised warm-up.
 const WARM_UP: u64 = 1 << 41;
 
-/// The prompts to train on.
+/// The prompts to train on. `made` are those that plugins make up, by the source's name.
 ///
 /// # Errors
 /// A file or row that cannot be used; no source at all.
@@ -23,10 +26,11 @@ pub fn training(
     mix: &[MixPlan],
     chat: &Chat,
     plugin: Option<&Arc<dyn Source>>,
+    made: &BTreeMap<String, Arc<dyn Source>>,
     said: &Resolved,
 ) -> Result<Arc<dyn Source>> {
     if !mix.is_empty() {
-        return mixed(mix, chat, said);
+        return mixed(mix, made, chat, said);
     }
     let source = match (data, plugin) {
         (Some(data), _) => file("train", data, said)?,
@@ -42,13 +46,30 @@ pub fn training(
     Ok(chat.around(source))
 }
 
-/// Several files, drawn from in proportion to their weights.
-fn mixed(mix: &[MixPlan], chat: &Chat, said: &Resolved) -> Result<Arc<dyn Source>> {
+/// Several sources, drawn from in proportion to their weights.
+fn mixed(
+    mix: &[MixPlan],
+    made: &BTreeMap<String, Arc<dyn Source>>,
+    chat: &Chat,
+    said: &Resolved,
+) -> Result<Arc<dyn Source>> {
     let mut weighted: Vec<(Arc<dyn Source>, f64)> = Vec::new();
     for part in mix {
         let key = format!("data.sources.{}", part.name);
-        let file = open(&part.name, &part.data).map_err(|e| refused(said, &[&key], e))?;
-        weighted.push((Arc::new(file), part.weight));
+        match &part.prompts {
+            Prompts::File(data) => {
+                let file = open(&part.name, data).map_err(|e| refused(said, &[&key], e))?;
+                weighted.push((Arc::new(file), part.weight));
+            }
+            Prompts::Plugin { plugin, .. } => {
+                let source = made.get(&part.name).ok_or_else(|| {
+                    Problem::new(format!("`{key}`: no plugin {plugin} makes prompts up"))
+                        .help("name a source plugin on the command line or in `run.plugins`")
+                        .at(said.place(&key))
+                })?;
+                weighted.push((Arc::clone(source), part.weight));
+            }
+        }
     }
     let mixer = Mixer::new(weighted).map_err(|e| refused(said, &["data.sources"], e))?;
     Ok(chat.around(Arc::new(mixer)))
@@ -135,6 +156,63 @@ fn file(name: &str, data: &DataPlan, said: &Resolved) -> Result<Arc<dyn Source>>
     Ok(Arc::new(
         open(name, data).map_err(|e| refused(said, &[place], e))?,
     ))
+}
+
+/// Prompts that a plugin makes up, under the name of a source, as hard as a dial says.
+pub struct Made {
+    name: String,
+    plugin: Plugin,
+    dial: Dial,
+    /// Prompts tell how hard they were meant to be.
+    tells: bool,
+    rows: Option<u64>,
+}
+
+impl Made {
+    /// Of a source plugin. `tells` is for a dial that moves.
+    ///
+    /// # Errors
+    /// It is none.
+    pub fn new(name: &str, plugin: &Plugin, dial: Dial, tells: bool) -> Result<Self> {
+        let source = plugin.source_at(dial.get());
+        let source = source.map_err(|e| super::plugins::problem(&e))?;
+        Ok(Self {
+            name: name.to_owned(),
+            plugin: plugin.clone(),
+            dial,
+            tells,
+            rows: source.len(),
+        })
+    }
+}
+
+impl Source for Made {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn len(&self) -> Option<u64> {
+        self.rows
+    }
+
+    fn draw(&self, index: u64, seed: u64) -> BoxFuture<'_, Result<Prompt, SourceError>> {
+        Box::pin(async move {
+            let difficulty = self.dial.get();
+            let source = self.plugin.source_at(difficulty);
+            let source = source.map_err(|e| SourceError::Failed {
+                name: self.name.clone(),
+                reason: e.to_string(),
+            })?;
+            let mut prompt = source.draw(index, seed).await?;
+            prompt.id.source.clone_from(&self.name);
+            if self.tells {
+                prompt
+                    .metadata
+                    .insert("difficulty".into(), difficulty.into());
+            }
+            Ok(prompt)
+        })
+    }
 }
 
 /// A stretch of a source without end, as a source with rows.
@@ -266,7 +344,15 @@ mod tests {
         let plugin: Arc<dyn Source> = Arc::new(Counting);
         let said = Resolved::default();
         let train = rows(
-            &*training(None, &[], &Chat::default(), Some(&plugin), &said).unwrap(),
+            &*training(
+                None,
+                &[],
+                &Chat::default(),
+                Some(&plugin),
+                &BTreeMap::new(),
+                &said,
+            )
+            .unwrap(),
             100,
         );
         let part = Part {

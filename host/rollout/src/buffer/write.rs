@@ -75,6 +75,28 @@ fn put_rollout(
     Ok(())
 }
 
+/// What group verifiers and shapers made of a rollout that had ended before them; it is counted already.
+fn judge_rollout(
+    tx: &Transaction<'_>,
+    group: GroupId,
+    attempt: u32,
+    rollout: &Rollout,
+) -> rusqlite::Result<()> {
+    tx.prepare_cached(
+        "UPDATE rollouts SET state = CASE WHEN ?4 = 'scored' THEN 'scored' ELSE 'failed' END, outcome = ?4, reward = ?5, data = ?6
+         WHERE group_id = ?1 AND attempt = ?2 AND idx = ?3 AND data IS NOT ?6",
+    )?
+    .execute(params![
+        int(group.0),
+        attempt,
+        rollout.index,
+        rollout.outcome.kind(),
+        rollout.outcome.reward(),
+        json(rollout)?
+    ])
+    .map(drop)
+}
+
 /// So many rollouts have ended, or fewer than was counted.
 pub(super) fn count_sampled(tx: &Transaction<'_>, change: i64) -> rusqlite::Result<()> {
     tx.prepare_cached("UPDATE meta SET value = value + ?1 WHERE key = 'sampled'")?
@@ -109,6 +131,9 @@ fn put_group(
     if changed == 0 {
         // The same attempt is complete already: a caller that fills twice changes nothing.
         return Ok(());
+    }
+    for rollout in &group.rollouts {
+        judge_rollout(tx, group.id, attempt, rollout)?;
     }
     tx.execute(
         "UPDATE meta SET value = value + 1 WHERE key = 'produced'",
@@ -171,6 +196,27 @@ fn begun(
             Ok((row.get(0)?, from_json(1, &row.get::<_, String>(1)?)?))
         })?
         .collect()
+}
+
+/// Forget what an interrupted attempt has, where its prompt was another: a curriculum stood elsewhere, or the source has
+/// changed. True where there was nothing to forget.
+fn begin_again(tx: &Transaction<'_>, claim: &Claim, prompt: &Prompt) -> rusqlite::Result<bool> {
+    let of_claim = params![int(claim.group.0), claim.attempt];
+    let changed = tx
+        .prepare_cached("UPDATE groups SET prompt = ?3 WHERE id = ?1 AND attempt = ?2 AND state = 'sampling' AND prompt != ?3")?
+        .execute(params![int(claim.group.0), claim.attempt, json(prompt)?])?;
+    if changed == 0 {
+        return Ok(true);
+    }
+    let ended = tx
+        .prepare_cached("DELETE FROM rollouts WHERE group_id = ?1 AND attempt = ?2 AND state IN ('scored', 'failed')")?
+        .execute(of_claim)?;
+    count_sampled(tx, -(ended as i64))?;
+    tx.prepare_cached("DELETE FROM rollouts WHERE group_id = ?1 AND attempt = ?2")?
+        .execute(of_claim)?;
+    tx.prepare_cached("DELETE FROM turns WHERE group_id = ?1 AND attempt = ?2")?
+        .execute(of_claim)?;
+    Ok(false)
 }
 
 impl Buffer {
@@ -239,9 +285,10 @@ impl Ledger for Buffer {
         })
     }
 
-    fn begin(&self, claim: &Claim, prompt: &Prompt, seeds: &[u64]) -> Result<(), RolloutError> {
+    fn begin(&self, claim: &Claim, prompt: &Prompt, seeds: &[u64]) -> Result<bool, RolloutError> {
         self.write(|tx| {
             let group = int(claim.group.0);
+            let is_same = begin_again(tx, claim, prompt)?;
             tx.prepare_cached("UPDATE prompts SET source = ?2, row = ?3 WHERE draw = ?1")?
                 .execute(params![int(claim.draw), prompt.id.source, int(prompt.id.row)])?;
             tx.prepare_cached("INSERT OR IGNORE INTO groups (id, attempt, step, state, prompt) VALUES (?1, ?2, 0, 'sampling', ?3)")?
@@ -258,7 +305,7 @@ impl Ledger for Buffer {
                 tx.prepare_cached("INSERT OR IGNORE INTO rollouts (group_id, attempt, idx, state, seed) VALUES (?1, ?2, ?3, 'sampling', ?4)")?
                     .execute(params![group, claim.attempt, index, int(*seed)])?;
             }
-            Ok(())
+            Ok(is_same)
         })
     }
 

@@ -5,17 +5,19 @@
 
 use super::live::{Live, Origin, Tally};
 use super::render::{prompt_text, prompt_tokens};
+use super::scoring::Scoring;
 use super::turns::{Sink, TurnRecord, Turns};
 use crate::RolloutError;
 use crate::seed::{hash64, rollout_seed};
 use serde_json::{Map, Value};
 use slime_core::ports::{
-    CodecError, Generated, Generator, Policy, ScoreRequest, Scored, TextCodec, Verifier,
+    CodecError, Generated, Generator, Policy, ScoreRequest, Scored, TextCodec,
 };
 use slime_core::{
     Accounting, Group, GroupId, Outcome, Prompt, Rollout, RolloutId, SamplingParams, Step,
     Trajectory, WeightVersion,
 };
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -90,7 +92,7 @@ pub struct Driver {
     /// Who drives a rollout.
     pub generator: Arc<dyn Generator>,
     /// Who scores it.
-    pub verifier: Arc<dyn Verifier>,
+    pub scoring: Arc<Scoring>,
     /// How.
     pub config: Arc<SamplerConfig>,
     pub(super) served: Arc<AtomicU64>,
@@ -121,14 +123,14 @@ impl Driver {
         policy: Arc<dyn Policy>,
         codec: Arc<dyn TextCodec>,
         generator: Arc<dyn Generator>,
-        verifier: Arc<dyn Verifier>,
+        scoring: impl Into<Scoring>,
         config: SamplerConfig,
     ) -> Self {
         Self {
             policy,
             codec,
             generator,
-            verifier,
+            scoring: Arc::new(scoring.into()),
             config: Arc::new(config),
             served: Arc::default(),
             halted: Arc::default(),
@@ -206,33 +208,61 @@ impl Driver {
                 });
                 let turns = Arc::new(Turns::new(of_this.map(|(_, r)| r.clone()).collect(), sink));
                 Box::pin(async move {
-                    let rollout = match rendered {
+                    let (rollout, waits) = match rendered {
                         Ok(tokens) => {
                             self.rollout(prompt, tokens, id, index, attempt, seed, tally, &turns)
                                 .await
                         }
-                        Err((tokens, outcome)) => Rollout {
-                            id,
-                            index,
-                            seed,
-                            trajectories: vec![Trajectory::from_prompt(tokens.clone())],
-                            outcome: outcome.clone(),
-                            scoring: Accounting::default(),
-                        },
+                        Err((tokens, outcome)) => {
+                            let rollout = Rollout {
+                                id,
+                                index,
+                                seed,
+                                trajectories: vec![Trajectory::from_prompt(tokens.clone())],
+                                outcome: outcome.clone(),
+                                scoring: Accounting::default(),
+                                shaped: None,
+                            };
+                            (rollout, false)
+                        }
                     };
-                    on_rollout(&rollout).map(|()| rollout)
+                    // What waits for its group has not ended: should the process die, it goes on from its turns.
+                    if !waits {
+                        on_rollout(&rollout)?;
+                    }
+                    Ok::<_, RolloutError>((rollout, waits))
                 })
             })
             .collect();
-        let mut rollouts = futures::future::try_join_all(runs).await?;
+        let ended = futures::future::try_join_all(runs).await?;
+        let waiting = ended.iter().filter(|(_, waits)| *waits);
+        let waiting: BTreeSet<u32> = waiting.map(|(rollout, _)| rollout.index).collect();
+        let mut rollouts: Vec<Rollout> = ended.into_iter().map(|(rollout, _)| rollout).collect();
         rollouts.append(&mut done);
         rollouts.sort_by_key(|r| r.index);
-        Ok(Group {
+        let mut group = Group {
             id: group,
             step,
             prompt: Arc::unwrap_or_clone(prompt),
             rollouts,
-        })
+        };
+        if !self.gave_up(&group) {
+            let codec = self.codec.as_ref();
+            self.scoring.judge(codec, &mut group, waiting.clone()).await;
+            let waited = |r: &&Rollout| waiting.contains(&r.index);
+            group
+                .rollouts
+                .iter()
+                .filter(waited)
+                .try_for_each(on_rollout)?;
+        }
+        Ok(group)
+    }
+
+    /// Whether the run was stopped before every rollout of the group had ended.
+    pub(super) fn gave_up(&self, group: &Group) -> bool {
+        let cancelled = |r: &Rollout| matches!(r.outcome, Outcome::Cancelled(_));
+        self.halted.load(Ordering::Relaxed) && group.rollouts.iter().any(cancelled)
     }
 
     /// A prompt that cannot be sampled from is an outcome that names its row.
@@ -262,7 +292,8 @@ impl Driver {
         Ok(tokens)
     }
 
-    /// One rollout. Infrastructure failures start its generator again; turns that were kept are not sampled again.
+    /// One rollout, and whether it waits for a verdict of its group. Infrastructure failures start its generator again;
+    /// turns that were kept are not sampled again.
     #[expect(
         clippy::too_many_arguments,
         reason = "every one of them names the rollout"
@@ -278,7 +309,7 @@ impl Driver {
         seed: u64,
         tally: &Arc<Tally>,
         turns: &Arc<Turns>,
-    ) -> Rollout {
+    ) -> (Rollout, bool) {
         let mut tries = 0;
         loop {
             let origin = Origin {
@@ -312,6 +343,7 @@ impl Driver {
                 tries += 1;
                 continue;
             }
+            let mut waits = false;
             let (outcome, scoring) = match failure {
                 Some(outcome) => (outcome, Accounting::default()),
                 None if trajectories.is_empty() => (
@@ -321,10 +353,16 @@ impl Driver {
                     )),
                     Accounting::default(),
                 ),
-                None => {
-                    let scored = self.score(prompt, &trajectories, seed).await;
-                    (scored.outcome, scored.cost)
-                }
+                None => match self.score(prompt, &trajectories, seed).await {
+                    Some(scored) => (scored.outcome, scored.cost),
+                    None => {
+                        waits = true;
+                        (
+                            Outcome::Error("not scored yet".into()),
+                            Accounting::default(),
+                        )
+                    }
+                },
             };
             let trajectories =
                 if trajectories.is_empty() && !matches!(outcome, Outcome::InfraFailed(_)) {
@@ -332,19 +370,26 @@ impl Driver {
                 } else {
                     trajectories
                 };
-            return Rollout {
+            let rollout = Rollout {
                 id,
                 index,
                 seed,
                 trajectories,
                 outcome,
                 scoring,
+                shaped: None,
             };
+            return (rollout, waits);
         }
     }
 
     #[tracing::instrument(level = "debug", name = "score", skip_all)]
-    async fn score(&self, prompt: &Prompt, trajectories: &[Trajectory], seed: u64) -> Scored {
+    async fn score(
+        &self,
+        prompt: &Prompt,
+        trajectories: &[Trajectory],
+        seed: u64,
+    ) -> Option<Scored> {
         let request = ScoreRequest {
             prompt: prompt_text(self.codec.as_ref(), prompt),
             response: self.written(trajectories),
@@ -353,18 +398,7 @@ impl Driver {
             finish: trajectories.last().and_then(|t| t.finish),
             seed,
         };
-        let mut scored = self.verifier.score(request).await;
-        if let Some(reward) = scored.outcome.reward()
-            && !reward.is_finite()
-        {
-            scored.outcome =
-                Outcome::InvalidReward(format!("verifier {} gave {reward}", self.verifier.name()));
-        }
-        if let Outcome::Scored(verdict) = &mut scored.outcome {
-            // Files hold numbers only.
-            verdict.metrics.retain(|(_, value)| value.is_finite());
-        }
-        scored
+        self.scoring.score(&prompt.id.source, request).await
     }
 
     pub(super) fn written(&self, trajectories: &[Trajectory]) -> String {

@@ -97,12 +97,7 @@ pub async fn evaluate(
         format!("eval/{name}/none_ratio"),
         (num_rollouts - rewards.len()) as f64 / num_rollouts as f64,
     );
-    of_rollouts(
-        &mut metrics,
-        &format!("eval/{name}"),
-        &all,
-        driver.verifier.name(),
-    );
+    of_rollouts(&mut metrics, &format!("eval/{name}"), &all, &driver.scoring);
     if let Some(ratio) = metrics.0.remove(&format!("eval/{name}/truncated_ratio")) {
         metrics.set(format!("eval/{name}-truncated_ratio"), ratio);
     }

@@ -31,11 +31,12 @@ pub trait Ledger: Send + Sync {
     /// # Errors
     /// The ledger cannot be written.
     fn claim(&self, step: Step, n: usize) -> Result<Vec<Claim>, RolloutError>;
-    /// Sampling of a claim begins: its prompt, and a seed for every rollout.
+    /// Sampling of a claim begins: its prompt, and a seed for every rollout. False where an interrupted run had begun it
+    /// with another prompt: what the claim holds is then forgotten, and must not be used.
     ///
     /// # Errors
     /// The ledger cannot be written.
-    fn begin(&self, claim: &Claim, prompt: &Prompt, seeds: &[u64]) -> Result<(), RolloutError>;
+    fn begin(&self, claim: &Claim, prompt: &Prompt, seeds: &[u64]) -> Result<bool, RolloutError>;
     /// Tokens of an unfinished rollout of the claim. Later records of a turn replace earlier ones.
     ///
     /// # Errors
@@ -108,8 +109,13 @@ impl Ledger for MemoryLedger {
             .collect())
     }
 
-    fn begin(&self, _claim: &Claim, _prompt: &Prompt, _seeds: &[u64]) -> Result<(), RolloutError> {
-        Ok(())
+    fn begin(
+        &self,
+        _claim: &Claim,
+        _prompt: &Prompt,
+        _seeds: &[u64],
+    ) -> Result<bool, RolloutError> {
+        Ok(true)
     }
 
     fn rollout(&self, _claim: &Claim, _rollout: &Rollout) -> Result<(), RolloutError> {

@@ -3,7 +3,7 @@
 //! | name | what |
 //! |---|---|
 //! | `rollout/reward` | mean reward of scored rollouts, as the verifier gave it, before filters and shaping |
-//! | `rollout/source/NAME/{reward,groups}` | mean reward and groups of each source, where there are several |
+//! | `rollout/source/NAME/{reward,groups,constant_groups,none_ratio,response_len}` | each source's mean reward, groups, groups of one reward, share of rollouts without a verdict and sampled tokens, where there are several |
 //! | `rollout/response_len/{mean,median,max,min}` | tokens the policy wrote in a rollout |
 //! | `rollout/truncated_ratio` | rollouts whose last turn ran out of tokens |
 //! | `rollout/zero_std/count_R` | groups whose rewards all equal R, to one decimal |
@@ -19,6 +19,7 @@
 
 use super::filter::{constant_reward, rounded};
 use super::live::Tally;
+use super::scoring::Scoring;
 use serde::Serialize;
 use slime_core::{FinishReason, Group, Outcome, Rollout, Step, Trajectory, WeightVersion};
 use std::collections::BTreeMap;
@@ -121,20 +122,28 @@ fn num_sampled(rollout: &Rollout) -> usize {
 }
 
 /// Reward, lengths, truncation, outcomes and pass rates, each name after `prefix`.
-pub(super) fn of_rollouts(metrics: &mut Metrics, prefix: &str, groups: &[&Group], verifier: &str) {
+pub(super) fn of_rollouts(
+    metrics: &mut Metrics,
+    prefix: &str,
+    groups: &[&Group],
+    scoring: &Scoring,
+) {
     let rollouts: Vec<&Rollout> = groups.iter().flat_map(|g| &g.rollouts).collect();
     for kind in Outcome::KINDS {
         metrics.set(format!("{prefix}/outcome/{kind}"), 0.0);
     }
     let mut parts: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
-    for rollout in &rollouts {
-        let kind = rollout.outcome.kind();
-        metrics.add(format!("{prefix}/outcome/{kind}"), 1.0);
-        if rollout.outcome.verdict().is_none() {
-            metrics.add(format!("{prefix}/outcome/{kind}/{verifier}"), 1.0);
-        }
-        for (name, value) in rollout.outcome.verdict().map_or(&[][..], |v| &v.metrics) {
-            parts.entry(name).or_default().push(*value);
+    for group in groups {
+        let verifier = scoring.name(&group.prompt.id.source);
+        for rollout in &group.rollouts {
+            let kind = rollout.outcome.kind();
+            metrics.add(format!("{prefix}/outcome/{kind}"), 1.0);
+            if rollout.outcome.verdict().is_none() {
+                metrics.add(format!("{prefix}/outcome/{kind}/{verifier}"), 1.0);
+            }
+            for (name, value) in rollout.outcome.verdict().map_or(&[][..], |v| &v.metrics) {
+                parts.entry(name).or_default().push(*value);
+            }
         }
     }
     for (name, values) in parts {
@@ -180,18 +189,30 @@ pub(super) fn pass_rates(metrics: &mut Metrics, name: impl Fn(usize) -> String, 
     }
 }
 
-/// Mean reward and number of groups of each source, where there are several.
+/// What each source gave, where there are several.
 fn by_source(metrics: &mut Metrics, groups: &[&Group]) {
-    let mut sources: BTreeMap<&str, (Vec<f64>, usize)> = BTreeMap::new();
+    let mut sources: BTreeMap<&str, Vec<&Group>> = BTreeMap::new();
     for group in groups {
-        let (rewards, count) = sources.entry(&group.prompt.id.source).or_default();
-        rewards.extend(group.rewards());
-        *count += 1;
+        let own = sources.entry(&group.prompt.id.source).or_default();
+        own.push(group);
     }
-    if sources.len() > 1 {
-        for (name, (rewards, count)) in sources {
-            metrics.set(format!("rollout/source/{name}/reward"), mean(&rewards));
-            metrics.set(format!("rollout/source/{name}/groups"), count as f64);
+    if sources.len() < 2 {
+        return;
+    }
+    for (name, groups) in sources {
+        let rollouts: Vec<&Rollout> = groups.iter().flat_map(|g| &g.rollouts).collect();
+        let rewards: Vec<f64> = rollouts.iter().filter_map(|r| r.outcome.reward()).collect();
+        let lengths: Vec<f64> = rollouts.iter().map(|r| num_sampled(r) as f64).collect();
+        let constant = groups.iter().filter(|g| constant_reward(g).is_some());
+        let unscored = (rollouts.len() - rewards.len()) as f64 / rollouts.len() as f64;
+        for (what, value) in [
+            ("reward", mean(&rewards)),
+            ("groups", groups.len() as f64),
+            ("constant_groups", constant.count() as f64),
+            ("none_ratio", unscored),
+            ("response_len", mean(&lengths)),
+        ] {
+            metrics.set(format!("rollout/source/{name}/{what}"), value);
         }
     }
 }
@@ -202,14 +223,14 @@ pub(super) fn step(
     dropped: &BTreeMap<String, u64>,
     tally: &Tally,
     wall: Duration,
-    verifier: &str,
+    scoring: &Scoring,
 ) -> Metrics {
     let mut m = Metrics::default();
     let rollouts: Vec<&Rollout> = groups.iter().flat_map(|g| &g.rollouts).collect();
     let rewards: Vec<f64> = rollouts.iter().filter_map(|r| r.outcome.reward()).collect();
     m.set("rollout/reward", mean(&rewards));
     by_source(&mut m, groups);
-    of_rollouts(&mut m, "rollout", groups, verifier);
+    of_rollouts(&mut m, "rollout", groups, scoring);
     pass_rates(&mut m, |k| format!("passrate/pass@{k}"), groups);
     for reward in groups.iter().filter_map(|g| constant_reward(g)) {
         m.add(format!("rollout/zero_std/count_{}", rounded(reward)), 1.0);

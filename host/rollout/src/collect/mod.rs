@@ -15,6 +15,7 @@ mod progress;
 mod render;
 mod replay;
 mod sampler;
+mod scoring;
 mod single_turn;
 #[cfg(test)]
 mod tests;
@@ -30,5 +31,6 @@ pub use metrics::{Metrics, lag, lag_histogram, pass_at_k};
 pub use plugins::PluginFilter;
 pub use progress::{Progress, Silent};
 pub use sampler::{Collected, Sampler};
+pub use scoring::Scoring;
 pub use single_turn::SingleTurn;
 pub use turns::TurnRecord;

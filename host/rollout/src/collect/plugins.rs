@@ -44,7 +44,7 @@ impl GroupFilter for PluginFilter {
 }
 
 /// A group as plugins read it. Its seed is the group's own, so the answer does not depend on what ran before.
-fn request(codec: &dyn TextCodec, group: &Group) -> GroupRequest {
+pub(super) fn request(codec: &dyn TextCodec, group: &Group) -> GroupRequest {
     let prompt = prompt_text(codec, &group.prompt);
     let rollouts = group.rollouts.iter().map(|rollout| {
         let item = ScoreRequest {

@@ -7,7 +7,10 @@ use super::driver::Driver;
 use super::live::Tally;
 use super::render::prompt_tokens;
 use slime_core::ports::{BoxFuture, Policy, PolicyError, SampleRequest, Sampled};
-use slime_core::{FinishReason, Origin, Prompt, Rollout, Trajectory, WeightVersion};
+use slime_core::{
+    FinishReason, Group, Origin, Outcome, Prompt, Rollout, RolloutId, Trajectory, WeightVersion,
+};
+use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 
 /// One turn of the record, by what the policy had read before it.
@@ -92,33 +95,69 @@ impl Policy for Recorded {
 }
 
 impl Driver {
-    /// Run a stored rollout once more and say in what it differs; empty where it does in nothing.
+    /// Run a stored group's rollouts once more, those that `wants` names, and say in what each differs; empty where it
+    /// does in nothing. What the machine did to a rollout is not the plugins' to repeat, and is left out.
     ///
     /// Costs are not compared, and neither is the finish of turns before the last, which no record holds.
-    pub async fn replay(&self, prompt: &Prompt, stored: &Rollout) -> Vec<String> {
+    pub async fn replay(
+        &self,
+        stored: &Group,
+        wants: impl Fn(&Rollout) -> bool,
+    ) -> Vec<(RolloutId, Vec<String>)> {
+        let repeats =
+            |r: &Rollout| !matches!(r.outcome, Outcome::InfraFailed(_) | Outcome::Cancelled(_));
+        // What looks at the whole group needs all of it.
+        let whole = !(self.scoring.groups.is_empty() && self.scoring.shapers.is_empty());
+        let prompt = &stored.prompt;
+        let rendered = prompt_tokens(self.codec.as_ref(), prompt, &self.config.template_kwargs);
+        let (tokens, fault) = match rendered {
+            Ok(tokens) => (tokens, None),
+            Err(error) => (
+                Vec::new(),
+                Some(format!("the prompt does not render: {error}")),
+            ),
+        };
+        let mut again = stored.clone();
+        let mut waiting = BTreeSet::new();
+        if fault.is_none() {
+            for rollout in &mut again.rollouts {
+                if repeats(rollout) && (whole || wants(rollout)) {
+                    let (now, waits) = self.again(prompt, &tokens, rollout).await;
+                    *rollout = now;
+                    waiting.extend(waits.then_some(rollout.index));
+                }
+            }
+            if whole {
+                let codec = self.codec.as_ref();
+                self.scoring.judge(codec, &mut again, waiting).await;
+                // A group whose shaper failed was never trained on.
+                let _ = self.scoring.shape(codec, &mut again).await;
+            }
+        }
+        let both = stored.rollouts.iter().zip(&again.rollouts);
+        let both = both.filter(|(stored, _)| repeats(stored) && wants(stored));
+        both.map(|(stored, again)| {
+            let found = match &fault {
+                Some(fault) => vec![fault.clone()],
+                None => differences(stored, again),
+            };
+            (stored.id, found)
+        })
+        .collect()
+    }
+
+    async fn again(&self, prompt: &Prompt, tokens: &[u32], stored: &Rollout) -> (Rollout, bool) {
         let driver = Self {
             policy: Arc::new(Recorded::of(&stored.trajectories)),
             ..self.clone()
         };
-        let rendered = prompt_tokens(self.codec.as_ref(), prompt, &self.config.template_kwargs);
-        let tokens = match rendered {
-            Ok(tokens) => tokens,
-            Err(error) => return vec![format!("the prompt does not render: {error}")],
-        };
         let tally = Arc::<Tally>::default();
-        let again = driver
-            .rollout(
-                &Arc::new(prompt.clone()),
-                &tokens,
-                stored.id,
-                stored.index,
-                0,
-                stored.seed,
-                &tally,
-                &Arc::default(),
-            )
-            .await;
-        differences(stored, &again)
+        let prompt = Arc::new(prompt.clone());
+        let (id, index, seed) = (stored.id, stored.index, stored.seed);
+        let turns = Arc::default();
+        driver
+            .rollout(&prompt, tokens, id, index, 0, seed, &tally, &turns)
+            .await
     }
 }
 
@@ -145,6 +184,14 @@ fn differences(stored: &Rollout, again: &Rollout) -> Vec<String> {
     }
     if stored.outcome != again.outcome {
         all.push(format!("{}, now {}", stored.outcome, again.outcome));
+    }
+    if stored.shaped != again.shaped {
+        let shaped = |r: &Rollout| r.shaped.map_or("not at all".into(), |s| s.to_string());
+        all.push(format!(
+            "shaped to {}, now {}",
+            shaped(stored),
+            shaped(again)
+        ));
     }
     all
 }

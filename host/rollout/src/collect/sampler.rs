@@ -226,15 +226,18 @@ impl Inner {
         mut held: Held,
         tally: &Arc<Tally>,
     ) -> Result<End, RolloutError> {
-        let done = std::mem::take(&mut held.claim.done);
-        let begun = std::mem::take(&mut held.claim.begun);
+        let mut done = std::mem::take(&mut held.claim.done);
+        let mut begun = std::mem::take(&mut held.claim.begun);
         let claim = held.claim.clone();
         let prompt = self
             .source
             .draw(claim.draw, self.driver.config.run_seed)
             .await?;
-        self.ledger
-            .begin(&claim, &prompt, &self.driver.seeds(&prompt, claim.draw))?;
+        let seeds = self.driver.seeds(&prompt, claim.draw);
+        if !self.ledger.begin(&claim, &prompt, &seeds)? {
+            done.clear();
+            begun.clear();
+        }
         let from = Assignment {
             step,
             group: claim.group,
@@ -254,15 +257,14 @@ impl Inner {
             self.progress.rollout(step, &rollout.outcome, num_tokens);
             self.ledger.rollout(&claim, rollout)
         };
-        let group = self.driver.group(from, tally, on_rollout).await?;
-        let given_up = |r: &Rollout| matches!(r.outcome, Outcome::Cancelled(_));
-        if self.is_halted() && group.rollouts.iter().any(given_up) {
+        let mut group = self.driver.group(from, tally, on_rollout).await?;
+        if self.driver.gave_up(&group) {
             return Ok(End::Halted);
         }
         if let Some(reason) = unreached(&group) {
             return Ok(End::NoEngine(reason));
         }
-        if let Some(reason) = self.refusal(&group).await {
+        if let Some(reason) = self.refusal(&mut group).await {
             self.ledger.discard(&claim, &group, &reason)?;
             held.complete = true;
             self.progress.group(step, Some(&reason));
@@ -296,8 +298,9 @@ impl Inner {
         })
     }
 
-    /// Why the group is not trained on: its prompt left no room for a response, or a filter said so.
-    async fn refusal(&self, group: &Group) -> Option<String> {
+    /// Why the group is not trained on: its prompt left no room for a response, a filter said so, or no shaper could say
+    /// what it is worth. Filters read rewards as they were given, before any shaping.
+    async fn refusal(&self, group: &mut Group) -> Option<String> {
         let context = self.driver.config.limits.context_tokens as usize;
         let prompts = group.rollouts.iter().map(|r| r.trajectories.first());
         if prompts.flatten().any(|t| t.prompt_length() >= context) {
@@ -308,7 +311,8 @@ impl Inner {
                 return Some(reason);
             }
         }
-        None
+        let codec = self.driver.codec.as_ref();
+        self.driver.scoring.shape(codec, group).await.err()
     }
 }
 
@@ -326,8 +330,8 @@ impl Inner {
         kept.sort_by_key(|group| group.id);
         refused.sort_by_key(|group| group.id);
         let sampled: Vec<&Group> = kept.iter().chain(&refused).collect();
-        let verifier = self.driver.verifier.name();
-        let metrics = metrics::step(&sampled, &dropped, tally, begin.elapsed(), verifier);
+        let scoring = &self.driver.scoring;
+        let metrics = metrics::step(&sampled, &dropped, tally, begin.elapsed(), scoring);
         let warnings = metrics::warnings(step, &sampled);
         Collected {
             groups: kept,

@@ -70,6 +70,7 @@ pub(super) fn rollout(draw: u64, index: u32, version: u64) -> Rollout {
         trajectories: vec![trajectory],
         outcome,
         scoring: Default::default(),
+        shaped: None,
     }
 }
 
@@ -469,4 +470,55 @@ fn a_wrong_record_is_refused_by_line() {
             .to_string()
             .contains("no rows")
     );
+}
+
+#[test]
+fn an_attempt_that_was_begun_with_another_prompt_is_begun_anew() {
+    let (_dir, buffer) = fresh(0);
+    let claim = buffer.claim(Step(0), 1).unwrap().remove(0);
+    let seeds = [1, 2];
+    assert!(buffer.begin(&claim, &prompt(0), &seeds).unwrap());
+    buffer.rollout(&claim, &rollout(0, 0, 1)).unwrap();
+    assert_eq!(buffer.conservation().unwrap().sampled, 1);
+    buffer.resume_at(Step(0), WeightVersion(1)).unwrap();
+    let again = buffer.claim(Step(0), 1).unwrap().remove(0);
+    assert_eq!(again.done.len(), 1);
+    assert!(
+        buffer.begin(&again, &prompt(0), &seeds).unwrap(),
+        "the same prompt"
+    );
+    let harder = Prompt {
+        body: PromptBody::Text("harder".into()),
+        ..prompt(0)
+    };
+    assert!(!buffer.begin(&again, &harder, &seeds).unwrap());
+    let books = buffer.conservation().unwrap();
+    assert!(books.holds() && books.sampled == 0, "{books}");
+    buffer.resume_at(Step(0), WeightVersion(1)).unwrap();
+    assert!(buffer.claim(Step(0), 1).unwrap()[0].done.is_empty());
+}
+
+#[test]
+fn mean_rewards_are_told_by_step_and_source() {
+    let (_dir, buffer) = fresh(9);
+    for (draw, reward) in [(0, 0.25), (1, 0.75), (2, 1.0), (3, 0.0)] {
+        let mut group = group(draw, 1);
+        group.prompt.id.source = if draw == 3 { "other" } else { "s" }.into();
+        group.rollouts[0].outcome = Outcome::Scored(Verdict {
+            reward,
+            metrics: vec![],
+        });
+        buffer.fill(&group).unwrap();
+    }
+    buffer.take(Step(0), 2, WeightVersion(1)).unwrap();
+    buffer.trained(Step(0)).unwrap();
+    buffer.take(Step(1), 2, WeightVersion(2)).unwrap();
+    let told = |step, source: &str, reward| (Step(step), source.to_owned(), reward);
+    let (first, second) = (
+        told(0, "s", 0.5),
+        [told(1, "other", 0.0), told(1, "s", 1.0)],
+    );
+    assert_eq!(buffer.rewards(0..1).unwrap(), [first.clone()]);
+    let [other, s] = second;
+    assert_eq!(buffer.rewards(0..9).unwrap(), [first, other, s]);
 }

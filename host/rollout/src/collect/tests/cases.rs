@@ -137,6 +137,7 @@ fn group_of(trajectories: usize, rewards: &[f64]) -> Group {
         trajectories: vec![Trajectory::from_prompt(vec![1]); trajectories],
         outcome: reward(*r),
         scoring: Default::default(),
+        shaped: None,
     });
     Group {
         id: GroupId(0),

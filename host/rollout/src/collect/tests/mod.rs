@@ -4,9 +4,11 @@
 mod cases;
 mod live;
 mod load;
+mod paths;
 mod replaying;
 mod resume;
 mod sampling;
+mod scoring;
 
 use crate::lock;
 use serde_json::{Map, Value};

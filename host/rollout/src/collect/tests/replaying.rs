@@ -120,12 +120,12 @@ async fn a_thousand_stored_rollouts_are_the_same_when_they_are_run_again() {
     let collected = sampler.groups(Step(0), 100).await.unwrap();
     let (mut replayed, mut forked) = (0, 0);
     for group in &collected.groups {
-        for rollout in &group.rollouts {
-            let found = driver("sure?", 0.5).replay(&group.prompt, rollout).await;
-            assert!(found.is_empty(), "rollout {}: {found:?}", rollout.id);
+        for (id, found) in driver("sure?", 0.5).replay(group, |_| true).await {
+            assert!(found.is_empty(), "rollout {id}: {found:?}");
             replayed += 1;
-            forked += usize::from(rollout.trajectories.len() > 1);
         }
+        let forks = group.rollouts.iter().filter(|r| r.trajectories.len() > 1);
+        forked += forks.count();
     }
     assert_eq!(replayed, 1000);
     assert!(forked > 300, "{forked}");
@@ -139,21 +139,19 @@ async fn a_changed_generator_or_verifier_is_found_out() {
         Arc::new(MemoryLedger::default()),
     );
     let group = sampler.groups(Step(0), 1).await.unwrap().groups.remove(0);
-    let rollout = &group.rollouts[0];
-    let scored = driver("sure?", 0.25).replay(&group.prompt, rollout).await;
+    let first = async |driver: Driver, group: &slime_core::Group| {
+        let mut found = driver.replay(group, |rollout| rollout.index == 0).await;
+        assert_eq!(found.len(), 1);
+        found.remove(0).1
+    };
+    let scored = first(driver("sure?", 0.25), &group).await;
     assert!(
         scored.len() == 1 && scored[0].contains(", now scored"),
         "{scored:?}"
     );
-    let asked = driver("really?", 0.5).replay(&group.prompt, rollout).await;
+    let asked = first(driver("really?", 0.5), &group).await;
     assert!(!asked.is_empty(), "another question is another rollout");
-    let mut forged = rollout.clone();
-    forged.outcome = reward(1000.0);
-    assert_eq!(
-        driver("sure?", 0.5)
-            .replay(&group.prompt, &forged)
-            .await
-            .len(),
-        1
-    );
+    let mut forged = group.clone();
+    forged.rollouts[0].outcome = reward(1000.0);
+    assert_eq!(first(driver("sure?", 0.5), &forged).await.len(), 1);
 }

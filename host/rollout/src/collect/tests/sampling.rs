@@ -119,7 +119,7 @@ fn sampler(driver: Driver, rows: u64) -> Sampler {
 }
 
 /// The row that a request's prompt asks for.
-fn row(request: &SampleRequest) -> u32 {
+pub(super) fn row(request: &SampleRequest) -> u32 {
     request.tokens[1] - u32::from(b'0')
 }
 
@@ -633,6 +633,7 @@ fn h12_age_is_a_mean_over_tokens_and_the_oldest_tokens_maximum() {
         trajectories: vec![trajectory],
         outcome: reward(1.0),
         scoring: Default::default(),
+        shaped: None,
     };
     let prompt = Prompt {
         id: PromptId {

@@ -3,6 +3,7 @@
 //! Nothing here retries, routes or remembers; that is the pool's. A new endpoint is a new file.
 
 pub mod abort_request;
+pub mod chat_completions;
 pub mod continue_generation;
 pub mod flush_cache;
 pub mod generate;
