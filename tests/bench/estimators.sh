@@ -29,7 +29,6 @@ run reinforce_plus_plus 0.9 --advantage-estimator reinforce_plus_plus --normaliz
 run ppo 0.9 --advantage-estimator ppo --num-critic-only-steps 2 --critic-lr 1e-3 "${plain[@]}"
 run rloo 0.9 --advantage-estimator rloo "${plain[@]}"
 run opd 0.9 --use-opd --opd-teacher-load "$out/grpo/model" --opd-kl-coef 1.0
-run max_rl 0.9 --advantage-estimator max_rl "${plain[@]}"
 pictures=()
 for name in "${names[@]}"; do
   [ -s "$out/$name/metrics.jsonl" ] && pictures+=("$name=$out/$name")
