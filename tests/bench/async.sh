@@ -6,7 +6,7 @@
 # Both runs learn the demo's task from one warmed-up model, on `slime-host serve` behind slow_engine.py, which holds back every token
 # by DELAY_MS: the shape of a large model whose decoding is bound by latency. Ports 8860 and 8861 must be free.
 set -e
-host=$1 out=$2 steps=${3:-150} delay=${4:-60} reward=${5:-0.9} plugin=${PLUGIN:-plugins/arith}
+host=$1 out=$2 steps=${3:-80} delay=${4:-150} reward=${5:-0.9} plugin=${PLUGIN:-plugins/arith}
 here=$(dirname "$0")
 mkdir -p "$out"
 if [ ! -d "$out/warm/model" ]; then
