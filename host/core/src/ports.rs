@@ -96,6 +96,10 @@ pub struct Sampled {
     pub cached_tokens: usize,
     /// Text as the engine decoded it, stop strings cut off.
     pub text: String,
+    /// The experts of every token of prompt and answer but the last, where they were asked for; see
+    /// [`RolloutRecord::routed_experts`](crate::RolloutRecord::routed_experts).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub routed_experts: Option<String>,
 }
 
 impl Sampled {
@@ -114,6 +118,8 @@ impl Sampled {
             }
         }
         self.finish = more.finish;
+        // They cover what came before, too.
+        self.routed_experts = more.routed_experts;
     }
 
     /// Whether nothing more is to come.

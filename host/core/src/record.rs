@@ -27,7 +27,8 @@ pub struct RolloutRecord {
     #[serde(default)]
     pub rollout_log_probs: Vec<f32>,
     /// The experts of every token but the last, as SGLang tells them: base64 of 32-bit numbers, least significant byte
-    /// first, `[tokens - 1, layers, experts of a token]`. Absent when they were not recorded.
+    /// first, `[tokens - 1, layers, experts of a token]`; tokens of the environment at the end may be missing. Absent
+    /// when they were not recorded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub routed_experts: Option<String>,
     /// What trains: the verdict, or what shapers made of it. `null` unless the outcome is `scored`.
@@ -72,7 +73,7 @@ impl RolloutRecord {
             tokens,
             loss_mask: trajectory.loss_mask(),
             rollout_log_probs: trajectory.logprobs(),
-            routed_experts: None,
+            routed_experts: trajectory.routed_experts.clone(),
             reward: rollout.training_reward(),
             outcome: rollout.outcome.kind().into(),
             finish_reason: trajectory.finish,

@@ -71,6 +71,10 @@ pub struct Trajectory {
     segments: Vec<Segment>,
     /// Why the last policy turn ended; `None` before the first.
     pub finish: Option<FinishReason>,
+    /// The experts of every token up to the last that the policy wrote, without that one; see
+    /// [`RolloutRecord::routed_experts`](crate::RolloutRecord::routed_experts).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub routed_experts: Option<String>,
 }
 
 impl Trajectory {
@@ -82,6 +86,7 @@ impl Trajectory {
                 tokens,
             }],
             finish: None,
+            routed_experts: None,
         }
     }
 

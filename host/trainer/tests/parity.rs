@@ -83,8 +83,18 @@ fn compare_grads<O: Ops>(
     let got = by_name(ops, params, grads);
     let want = golden_grads(model, prefix);
     assert!(!want.is_empty());
+    let norm = |x: &[f64]| x.iter().map(|x| x * x).sum::<f64>().sqrt();
+    let wide = |x: &[f32]| x.iter().map(|&x| f64::from(x)).collect::<Vec<f64>>();
+    let all: Vec<f64> = want.values().flat_map(|x| wide(x)).collect();
+    let rounding = 1e-6 * norm(&all);
     for (name, want) in &want {
-        let want: Vec<f64> = want.iter().map(|&x| f64::from(x)).collect();
+        let want = wide(want);
+        // A router whose one expert's weight is brought to 1 has a gradient of 0 but for rounding, on both sides.
+        if norm(&want) < rounding {
+            let got = norm(&got[name]);
+            assert!(got < rounding, "{model} {prefix} {name}: {got:e} for 0");
+            continue;
+        }
         let gap = distance(&got[name], &want);
         assert!(gap <= tolerance, "{model} {prefix} {name}: {gap:e}");
     }

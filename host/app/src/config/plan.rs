@@ -388,6 +388,8 @@ pub struct RolloutPlan {
     pub router: Option<String>,
     /// Receive tokens as they are sampled.
     pub stream: bool,
+    /// Ask which experts every token went to.
+    pub routed_experts: bool,
     /// Where new weights are handed to them.
     pub publish_dir: Option<PathBuf>,
     /// How weights travel.
@@ -717,6 +719,11 @@ fn rollout_plan(said: &Resolved) -> RolloutPlan {
         launch: launch_plan(said),
         router: r.router_addr.clone(),
         stream: r.stream.unwrap_or(r.num_engines.is_some()),
+        routed_experts: said
+            .config
+            .algorithm
+            .use_rollout_routing_replay
+            .unwrap_or(false),
         publish_dir: r.update_weight_disk_dir.clone(),
         transport: r.update_weight_transport.unwrap_or_default(),
         local_dir: r.update_weight_local_dir.clone(),
@@ -779,7 +786,7 @@ fn launch_plan(said: &Resolved) -> Option<LaunchPlan> {
             .engine_command
             .clone()
             .unwrap_or_else(Sglang::stock_command),
-        args: r.sglang_args.clone().unwrap_or_default(),
+        args: sglang_args(said),
         gpus_per_server: r.num_gpus_per_engine,
         base_gpu: r.base_gpu_id.unwrap_or(0),
         // A text that is no duration was refused by `check`.
@@ -788,6 +795,19 @@ fn launch_plan(said: &Resolved) -> Option<LaunchPlan> {
             .unwrap_or(Duration::from_secs(900)),
     })
 }
+
+/// The flags given, and what the run needs besides.
+fn sglang_args(said: &Resolved) -> Vec<String> {
+    let mut args = said.config.rollout.sglang_args.clone().unwrap_or_default();
+    let replay = said.config.algorithm.use_rollout_routing_replay;
+    if replay == Some(true) && !args.iter().any(|arg| arg == TELLS_EXPERTS) {
+        args.push(TELLS_EXPERTS.into());
+    }
+    args
+}
+
+/// With this flag SGLang tells which experts a token went to.
+const TELLS_EXPERTS: &str = "--enable-return-routed-experts";
 
 /// The trainer's options: what `[algorithm]` and `[train]` say over the trainer's own defaults.
 fn train_config(said: &Resolved, check: &mut Check<'_>) -> TrainConfig {

@@ -273,7 +273,7 @@ pub struct RolloutSection {
     pub stream: Option<bool>,
     /// Directory that the servers can read; new weights are handed over there. Default: in the run's.
     pub update_weight_disk_dir: Option<PathBuf>,
-    /// How weights reach servers: `disk`, or to servers of this host `shared-memory` or `delta`. Default `disk`.
+    /// How weights reach servers: `disk`, to servers of this host `shared-memory` or `delta`, from GPU to GPUs `nccl`. Default `disk`.
     pub update_weight_transport: Option<Transport>,
     /// Where `delta` keeps this host's copy. Default: in `/dev/shm`.
     pub update_weight_local_dir: Option<PathBuf>,

@@ -8,7 +8,7 @@ use super::Learn;
 use crate::error::{Failure, Result};
 use slime_core::SamplingParams;
 use slime_core::ports::SampleRequest;
-use slime_rollout::pool::endpoint::generate::generate;
+use slime_rollout::pool::endpoint::generate::{Manner, generate};
 use slime_rollout::pool::endpoint::input_logprobs::input_logprobs;
 use slime_rollout::{Address, Pool};
 use std::time::Duration;
@@ -102,7 +102,7 @@ pub async fn run(
                 ..SamplingParams::default()
             },
         };
-        let answer = generate(server, &request, false, DEADLINE, |_| ())
+        let answer = generate(server, &request, Manner::default(), DEADLINE, |_| ())
             .await
             .map_err(|broken| failed(broken.error.to_string()))?;
         let all = [prompt, &answer.tokens].concat();

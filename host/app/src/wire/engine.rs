@@ -67,6 +67,7 @@ impl Serving {
         let config = PoolConfig {
             concurrency: plan.concurrency,
             routing: Routing::default(),
+            routed_experts: plan.routed_experts,
             trust,
             ..PoolConfig::new(model.text.vocab_size(), context)
         };
@@ -107,6 +108,7 @@ impl Serving {
             routing: Routing::default(),
             label_prefix: format!("{label}-"),
             stream: plan.stream,
+            routed_experts: plan.routed_experts,
             router: servers::router(plan.router.as_deref(), said)?,
             trust,
             ..PoolConfig::new(model.text.vocab_size(), limit)

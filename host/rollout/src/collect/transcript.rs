@@ -61,6 +61,7 @@ impl Transcript {
                 num_logprobs: sampled.logprobs.len().min(covered),
             });
         }
+        self.trajectory.routed_experts = sampled.routed_experts.clone();
         let mut start = 0;
         for &(version, len) in &sampled.versions {
             let part = start..start + len;
@@ -110,6 +111,7 @@ impl Transcript {
                 .expect("it was valid when it was pushed");
         }
         owned.finish = self.trajectory.finish;
+        owned.routed_experts = self.trajectory.routed_experts.clone();
         owned
     }
 }

@@ -31,6 +31,9 @@ impl Address {
         if text.starts_with("https://") {
             return Err(bad("https is not spoken inside a pool"));
         }
+        if text.contains(',') {
+            return Err(bad("several addresses are separated by spaces"));
+        }
         let rest = text
             .strip_prefix("http://")
             .unwrap_or(text)

@@ -59,6 +59,8 @@ pub struct PoolConfig {
     /// Receive tokens as they come, so that a server's death costs none of them. Servers send
     /// everything so far with every event, which costs bytes quadratic in the response.
     pub stream: bool,
+    /// Ask which experts every token went to. Servers have to be started with `--enable-return-routed-experts`.
+    pub routed_experts: bool,
     /// The longest one request may take, retries and waiting included.
     pub request_deadline: Duration,
     /// The longest wait for an answer that should come at once.
@@ -86,6 +88,7 @@ impl PoolConfig {
             concurrency: 512,
             routing: Routing::default(),
             stream: false,
+            routed_experts: false,
             request_deadline: Duration::from_secs(3600),
             quick_deadline: Duration::from_secs(30),
             probe_interval: Duration::from_secs(2),

@@ -5,7 +5,7 @@
 //! request that a server refuses (4xx) is not sent again and is not held against the server.
 
 use super::endpoint::abort_request;
-use super::endpoint::generate::{Answer, Broken, Finish, generate};
+use super::endpoint::generate::{Answer, Broken, Finish, Manner, generate};
 use super::{CallError, Inner, Server, Slot, Standing};
 use crate::lock;
 use backon::{BackoffBuilder, ExponentialBuilder};
@@ -227,8 +227,12 @@ impl Inner {
                 keep.keep(&all);
             }
         };
+        let manner = Manner {
+            stream: self.config.stream,
+            routed_experts: self.config.routed_experts,
+        };
         let result = tokio::select! {
-            result = generate(server, request, self.config.stream, left, so_far) => result,
+            result = generate(server, request, manner, left, so_far) => result,
             () = abandoned => return Step::Again,
             () = given_up => return Step::Again,
         };
@@ -308,6 +312,7 @@ impl Inner {
             finish: None,
             cached_tokens: answer.cached_tokens,
             text: answer.text.clone(),
+            routed_experts: answer.routed_experts.clone(),
         })
     }
 

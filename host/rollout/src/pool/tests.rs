@@ -132,6 +132,31 @@ async fn a_request_carries_ids_seed_and_session_and_only_known_members() {
 }
 
 #[tokio::test]
+async fn experts_are_asked_for_where_they_are_wanted_and_kept_as_they_came() {
+    let server = server().await;
+    let told = json!({
+        "text": "x", "output_ids": [7],
+        "meta_info": {
+            "finish_reason": stop(), "output_token_logprobs": [[-0.5, 7, null]], "weight_version": "1",
+            "routed_experts": "AQAAAAIAAAA=",
+        },
+    });
+    let told = ResponseTemplate::new(200).set_body_json(told);
+    generate(&server, told, None, 5).await;
+    let config = PoolConfig {
+        routed_experts: true,
+        ..config()
+    };
+    let pool = Pool::new(vec![address(&server)], config).unwrap();
+    let got = pool.sample(request("r-1")).await.unwrap();
+    assert_eq!(got.routed_experts.as_deref(), Some("AQAAAAIAAAA="));
+    assert_eq!(
+        calls(&server, "/generate").await[0]["return_routed_experts"],
+        true
+    );
+}
+
+#[tokio::test]
 async fn a_refusal_is_not_repeated_and_not_held_against_the_server() {
     let server = server().await;
     let refusal = ResponseTemplate::new(400).set_body_json(

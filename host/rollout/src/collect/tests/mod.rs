@@ -178,7 +178,7 @@ pub(super) fn turn(text: &str, finish: FinishReason, version: u64) -> Sampled {
         versions: vec![(WeightVersion(version), len)],
         finish: Some(finish),
         cached_tokens: 2,
-        text: String::new(),
+        ..Sampled::default()
     }
 }
 

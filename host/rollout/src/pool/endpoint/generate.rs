@@ -45,6 +45,8 @@ pub struct Answer {
     pub cached_tokens: usize,
     /// As the server decoded it.
     pub text: String,
+    /// Experts of every token but the last, where they were asked for: base64, as it came.
+    pub routed_experts: Option<String>,
 }
 
 /// A call that failed, and what had arrived by then.
@@ -71,6 +73,8 @@ struct Body<'a> {
     input_ids: &'a [u32],
     sampling_params: Params<'a>,
     return_logprob: bool,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    return_routed_experts: bool,
     stream: bool,
 }
 
@@ -107,7 +111,16 @@ impl<'a> Params<'a> {
     }
 }
 
-/// Sample a continuation of `request.tokens`. With `stream`, `so_far` hears of what came, now and then.
+/// How an answer is asked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Manner {
+    /// As it comes.
+    pub stream: bool,
+    /// With the experts that every token went to.
+    pub routed_experts: bool,
+}
+
+/// Sample a continuation of `request.tokens`. In a stream, `so_far` hears of what came, now and then.
 ///
 /// # Errors
 /// The server refused, could not be reached, broke off, or sent an answer whose numbers do not fit
@@ -115,7 +128,7 @@ impl<'a> Params<'a> {
 pub async fn generate(
     server: &Server,
     request: &SampleRequest,
-    stream: bool,
+    manner: Manner,
     deadline: Duration,
     so_far: impl Fn(&Answer) + Send,
 ) -> Result<Answer, Broken> {
@@ -124,13 +137,14 @@ pub async fn generate(
         input_ids: &request.tokens,
         sampling_params: Params::new(&request.params),
         return_logprob: true,
-        stream,
+        return_routed_experts: manner.routed_experts,
+        stream: manner.stream,
     };
     let session = request.session.to_string();
     let call = server
         .post("/generate", &body, deadline)
         .header("X-SMG-Routing-Key", &session);
-    if stream {
+    if manner.stream {
         return streamed(call, so_far).await;
     }
     let value: Value = server.read_promptly(call).await?;
@@ -227,6 +241,7 @@ struct Meta {
     cached_tokens: usize,
     weight_version: Option<String>,
     weight_versions: Option<Vec<Span>>,
+    routed_experts: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -286,6 +301,7 @@ fn parse(value: Value) -> Result<Answer, CallError> {
         finish,
         cached_tokens: meta.cached_tokens,
         text: raw.text,
+        routed_experts: meta.routed_experts,
     })
 }
 
