@@ -5,7 +5,7 @@ mod support;
 use slime_kernels::{Ops, PagedSequence, Sequences};
 use slime_model::{Attention, PagedRows};
 use slime_trainer::TrainConfig;
-use support::{Numbers, distance, f32_cpu, models, network, trainer};
+use support::{Numbers, distance, f32_cpu, models, network, tolerance, trainer};
 
 fn texts(vocab: usize) -> Vec<Vec<u32>> {
     let mut numbers = Numbers(11);
@@ -123,7 +123,8 @@ fn rows_served_through_the_cache_in_any_chunks_are_the_bits_of_training() {
             if folds {
                 let wide = |x: &[f32]| x.iter().map(|x| f64::from(*x)).collect::<Vec<_>>();
                 let gap = distance(&wide(&got), &wide(&want));
-                assert!(gap < 3e-6, "{model} after {done:?}: {gap:e}");
+                let bound = tolerance(model, 3e-6, 3e-5);
+                assert!(gap < bound, "{model} after {done:?}: {gap:e}");
             } else {
                 assert!(got == want, "{model} after {done:?}");
             }
