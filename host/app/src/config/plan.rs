@@ -79,6 +79,8 @@ impl Verb {
         match self {
             Self::Run => &[],
             Self::Sft => &[
+                "run.shadow",
+                "run.memoise",
                 "run.num_rollout",
                 "run.num_epoch",
                 "run.save_interval",
@@ -116,6 +118,8 @@ impl Verb {
                 "grants",
                 "run.name",
                 "run.plugins",
+                "run.shadow",
+                "run.memoise",
                 "run.trusted_keys",
                 "run.num_rollout",
                 "run.num_epoch",
@@ -169,6 +173,10 @@ pub struct Plan {
     pub run: RunPlan,
     /// Component files or plugin folders.
     pub plugins: Vec<PathBuf>,
+    /// A second verifier, whose disagreement is reported.
+    pub shadow: Option<PathBuf>,
+    /// Whether verdicts are kept for rollouts that say the same.
+    pub memoise: bool,
     /// Only plugins that one of these signed are loaded; empty trusts every file.
     pub trusted: Vec<PublicKey>,
     /// Which weights, where.
@@ -499,6 +507,8 @@ fn build(said: &Resolved, verb: Verb, check: &mut Check<'_>) -> Plan {
             keep_checkpoints: c.run.keep_checkpoints.unwrap_or(2) as usize,
         },
         plugins,
+        shadow: c.run.shadow.clone(),
+        memoise: c.run.memoise.unwrap_or(false),
         trusted: trusted(said, check),
         model: ModelPlan {
             weights: match &c.model.path {

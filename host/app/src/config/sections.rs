@@ -55,6 +55,11 @@ pub struct RunSection {
     pub dir: Option<PathBuf>,
     /// Component files or plugin folders, beside those on the command line.
     pub plugins: Option<Vec<PathBuf>>,
+    /// A second verifier that scores whatever the first does. Its verdicts become metrics, `shadow/NAME/differs` and
+    /// `shadow/NAME/reward`, and train nothing. Default: none.
+    pub shadow: Option<PathBuf>,
+    /// Keep verdicts for rollouts that say the same: for verifiers that draw no random numbers. Default false.
+    pub memoise: Option<bool>,
     /// Keys of which one must have signed every plugin, as `plugin keygen` prints them. Default: none is asked for.
     pub trusted_keys: Option<Vec<String>>,
     /// Rollout steps.

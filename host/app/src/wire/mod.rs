@@ -3,6 +3,7 @@
 //! It opens and checks; it runs no loop. What it refuses is still a problem of the configuration, because nothing has
 //! been sampled or trained yet. Read `model`, then the others in any order.
 
+pub mod around;
 pub mod caster;
 pub mod device;
 pub mod dry_run;
@@ -10,6 +11,7 @@ pub mod engine;
 pub mod http;
 pub mod model;
 pub mod plugins;
+pub mod pulled;
 pub mod registry;
 pub mod scoring;
 pub mod servers;

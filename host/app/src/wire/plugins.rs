@@ -1,6 +1,8 @@
 //! Plugins: folders built, components loaded, each put to the use its worlds allow.
 
+use super::around::{around, shadow};
 use super::http::Client;
+use super::pulled;
 use crate::config::plan::{LimitsPlan, Plan};
 use crate::config::{Problem, Resolved};
 use crate::error::{Failure, Result};
@@ -96,7 +98,12 @@ impl Plugins {
             }
         }
         for name in plan.grants.keys() {
-            if !loaded.iter().any(|plugin| plugin.name() == name) && problems.is_empty() {
+            let is_shadow = plan
+                .shadow
+                .as_deref()
+                .is_some_and(|path| self::name(path) == *name);
+            let is_known = is_shadow || loaded.iter().any(|plugin| plugin.name() == name);
+            if !is_known && problems.is_empty() {
                 let names: Vec<&str> = loaded.iter().map(Plugin::name).collect();
                 let problem = Problem::new(format!("grants.{name}: no plugin is called {name}"));
                 let help = format!("the plugins are {}", names.join(", "));
@@ -119,6 +126,13 @@ impl Plugins {
             problems.push(at(problem.help(help), "run.plugins"));
         }
         let models = models(plan, said, &mut problems);
+        let second = match shadow(&runtime, plan, said, console) {
+            Ok(second) => second,
+            Err(problem) => {
+                problems.push(problem);
+                None
+            }
+        };
         crate::cli::collected(problems)?;
         let fits = |e: RuntimeError| Failure::from(problem(&e));
         let boxes = of("tool").map(Plugin::tools);
@@ -136,7 +150,11 @@ impl Plugins {
             let (verifies, judges) = (worlds.contains(&"verifier"), worlds.contains(&"judge"));
             (verifies || judges).then(|| {
                 let scores = plugin.verifier().map(|verifier| Scores {
-                    verifier,
+                    verifier: if verifies {
+                        around(verifier, plan, second.as_ref())
+                    } else {
+                        verifier
+                    },
                     range: range(plugin),
                     is_judge: !verifies,
                 });
@@ -293,12 +311,15 @@ fn models(plan: &Plan, said: &Resolved, problems: &mut Vec<Problem>) -> Option<A
 }
 
 /// What a plugin's name is granted.
-fn granted(all: &BTreeMap<String, Grants>, path: &Path) -> Grants {
+pub fn granted(all: &BTreeMap<String, Grants>, path: &Path) -> Grants {
     all.get(&name(path)).cloned().unwrap_or_default()
 }
 
 /// What a plugin is called: as its file or folder is.
 fn name(path: &Path) -> String {
+    if let Some(reference) = pulled::reference(path) {
+        return pulled::name(reference).to_owned();
+    }
     let path = path.components().as_path();
     path.file_stem().map_or_else(
         || path.display().to_string(),
@@ -358,11 +379,17 @@ pub fn load(
     runtime.load(&component, &name, limits, grants)
 }
 
-/// The component at `path`: the file itself, or what the folder builds to.
+/// The component at `path`: the file itself, what the folder builds to, or what a registry holds under that digest.
 ///
 /// # Errors
-/// The folder cannot be built.
+/// The folder cannot be built, or the registry has no such component.
 pub fn component(path: &Path, console: &Console) -> Result<PathBuf, RuntimeError> {
+    if let Some(reference) = pulled::reference(path) {
+        return pulled::component(reference).map_err(|error| RuntimeError::Read {
+            path: path.into(),
+            source: std::io::Error::other(error.to_string()),
+        });
+    }
     if !path.is_dir() {
         return Ok(path.into());
     }
