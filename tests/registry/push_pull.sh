@@ -48,6 +48,10 @@ if "$host" plugin pull "$name@sha256:$(printf '0%.0s' {1..64})" --out none.wasm 
 [[ ! -e none.wasm ]] || fail "a file was written"
 echo "✓ what is not there is an error"
 
+export XDG_CACHE_HOME=$dir/cache
+"$host" plugin check "$pinned" | grep -q '^✓ tried ' || fail "a run cannot take it by its reference"
+echo "✓ a run takes it by its reference"
+
 digest=$(sha256sum "$component" | cut -d' ' -f1)
 blob=$(find data -path "*$digest/data" | head -1)
 printf 'X' | dd of="$blob" bs=1 seek=100 conv=notrunc status=none
