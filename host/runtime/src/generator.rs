@@ -23,7 +23,9 @@ impl Generator for ComponentGenerator {
                 shards::dispatch(&self.0, Arc::clone(&start), seed).await
             } else {
                 let job = Generate(Arc::clone(&start));
-                call::dispatch(&self.0, job, seed, self.0.limits.rollout_wall).await
+                let wall = self.0.limits.rollout_wall;
+                // Boxed, or thousands of asynchronous rollouts would each hold the room that a store takes here.
+                Box::pin(call::dispatch(&self.0, job, seed, wall)).await
             };
             let left = ended.left.unwrap_or(Left {
                 opened: vec![start],

@@ -25,6 +25,8 @@ pub struct InFlight {
     pub outcome: String,
 }
 
+/// Turns that the policy writes at most.
+const TURNS: usize = 8;
 /// The most that is waited for all of them to reach the policy.
 const PATIENCE: Duration = Duration::from_secs(300);
 
@@ -46,7 +48,8 @@ impl Plugin {
             let mut rollouts = Vec::with_capacity(count);
             for _ in 0..count {
                 let start = Arc::new(Waiting {
-                    inner: Scripted::new(prompt(), vec![turn.clone(); 64], 4096),
+                    // Few turns, so that what is measured is not the script.
+                    inner: Scripted::new(prompt(), vec![turn.clone(); TURNS], 4096),
                     gate: Arc::clone(&gate),
                 });
                 let generator = Arc::clone(&generator);

@@ -64,7 +64,13 @@ pub fn run(args: Args, context: &Context) -> Result<Outcome> {
             );
         }
     }
-    let found = super::block_on(replay(&opened, &groups, &args.rollouts, context))?;
+    // One thread: trajectories that sample together after the same text are told apart by who asks first, and on one
+    // thread they ask in their order.
+    let one = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|e| Failure::run(format!("no threads: {e}")))?;
+    let found = one.block_on(replay(&opened, &groups, &args.rollouts, context));
     let (count, differences) = found?;
     let shown = if args.all { usize::MAX } else { 20 };
     let mut text: String = differences
