@@ -36,7 +36,7 @@ pub use comm::{Comm, Reduce};
 pub use cpu::{Cpu, CpuFloat, CpuIds, CpuTensor};
 pub use error::{Error, Result};
 pub use ops::{
-    AdamW, ColumnMap, DeltaHeads, DeltaRule, Draw, Drawn, HeadParts, Heads, KeySpan, NO_TARGET,
-    Norms, Ops, PagedSequence, RopeStyle, RopeTable, Sequences, TokenStats,
+    AdamW, ColumnMap, DeltaHeads, DeltaRule, Draw, Drawn, HeadParts, Heads, KeySpan, Later,
+    NO_TARGET, Norms, Ops, PagedSequence, RopeStyle, RopeTable, Sequences, TokenStats, Update,
 };
 pub use paged_attention::cpu::CpuKvCache;

@@ -279,6 +279,25 @@ pub struct AdamW {
     pub grad_scale: f64,
 }
 
+/// One parameter of [`Ops::adamw_all`].
+pub struct Update<'a, O: Ops + ?Sized> {
+    /// Takes the place of the step's own; 0 for norms and biases.
+    pub weight_decay: f64,
+    /// Main gradient.
+    pub grad: &'a O::Float,
+    /// First moment.
+    pub m: &'a mut O::Float,
+    /// Second moment.
+    pub v: &'a mut O::Float,
+    /// Full-precision weight, where the weight itself is rounded.
+    pub master: Option<&'a mut O::Float>,
+    /// The weight.
+    pub weight: &'a mut O::Tensor,
+}
+
+/// What a device has been asked for and does not have yet: calling it waits.
+pub type Later<'a, T> = Box<dyn FnOnce() -> Result<T> + 'a>;
+
 const EXPERTS: &str = "a mixture of experts needs";
 const DELTA: &str = "gated attention and gated delta nets need";
 const LATENT: &str = "multi-head latent attention needs";
@@ -489,6 +508,26 @@ pub trait Ops: Send + Sync + 'static {
         dw: &mut Self::Float,
     ) -> Result<Self::Tensor>;
 
+    /// [`Self::rmsnorm_backward`], and what forward gave, `rmsnorm(x, w, eps)`: a device that has the rows in hand writes
+    /// it without reading them again.
+    #[allow(
+        clippy::too_many_arguments,
+        reason = "the operands of one fused backward"
+    )]
+    fn rmsnorm_backward_again(
+        &self,
+        dy: &Self::Tensor,
+        x: &Self::Tensor,
+        r: &Self::Float,
+        w: &Self::Tensor,
+        eps: f64,
+        residual: Option<&Self::Tensor>,
+        dw: &mut Self::Float,
+    ) -> Result<(Self::Tensor, Self::Tensor)> {
+        let dx = self.rmsnorm_backward(dy, x, r, w, residual, dw)?;
+        Ok((dx, self.rmsnorm(x, w, eps)?.0))
+    }
+
     // ---- queries and keys ----
 
     /// Norm (if any) and rotate queries and keys of packed rows `[tokens, qkv_cols]`; values pass.
@@ -616,6 +655,15 @@ pub trait Ops: Send + Sync + 'static {
     /// `[dg | du]`: `[tokens, 2 f]`.
     fn swiglu_backward(&self, da: &Self::Tensor, gate_up: &Self::Tensor) -> Result<Self::Tensor>;
 
+    /// [`Self::swiglu_backward`], and what [`Self::swiglu`] gave.
+    fn swiglu_backward_again(
+        &self,
+        da: &Self::Tensor,
+        gate_up: &Self::Tensor,
+    ) -> Result<(Self::Tensor, Self::Tensor)> {
+        Ok((self.swiglu_backward(da, gate_up)?, self.swiglu(gate_up)?))
+    }
+
     // ---- gates and linear attention ----
 
     /// The same numbers in rows of another length.
@@ -716,6 +764,18 @@ pub trait Ops: Send + Sync + 'static {
         inv_temperature: f64,
         vocab: usize,
     ) -> Result<TokenStats>;
+    /// [`Self::token_stats`], asked for now and waited for when the answer is called: what is queued in between keeps the
+    /// device busy. The logits may be given up meanwhile.
+    fn token_stats_later<'a>(
+        &'a self,
+        logits: &Self::Float,
+        targets: &Self::Ids,
+        inv_temperature: f64,
+        vocab: usize,
+    ) -> Result<Later<'a, TokenStats>> {
+        let stats = self.token_stats(logits, targets, inv_temperature, vocab)?;
+        Ok(Box::new(move || Ok(stats)))
+    }
     /// `dz` for `dL/dlogprob = a` and `dL/dentropy = b` per row, consuming the logits:
     /// `dz_v = (a (1[v=y] - p_v) + b p_v (E₁ - u_v)) / temperature`, `E₁ = lse - entropy`. 0 from `vocab` on.
     /// A target of [`NO_TARGET`] is none of the columns.
@@ -797,6 +857,21 @@ pub trait Ops: Send + Sync + 'static {
         all.iter()
             .try_fold(0.0, |sum, x| Ok(sum + self.sum_squares(x)?))
     }
+    /// Zeros for a moment of Adam's in as few bits as the device keeps one in: where weights are rounded, as many as theirs,
+    /// rounded by chance so that small changes count on average. Operations other than Adam's need not read it.
+    fn compact_moment(&self, rows: usize, cols: usize) -> Result<Self::Float> {
+        self.float_zeros(rows, cols)
+    }
+    /// The master of a weight, kept as the bits that the weight lacks where the device can.
+    fn compact_master(&self, weight: &Self::Tensor) -> Result<Self::Float> {
+        self.widened(weight)
+    }
+    /// New numbers in the place of an accumulator's, kept as it keeps them.
+    fn assign(&self, to: &mut Self::Float, data: &[f32]) -> Result<()> {
+        let (rows, cols) = self.float_shape(to);
+        *to = self.float(rows, cols, data)?;
+        Ok(())
+    }
     /// One step on one parameter. Without `master` the weight itself is the master (CPU).
     #[allow(
         clippy::too_many_arguments,
@@ -811,4 +886,23 @@ pub trait Ops: Send + Sync + 'static {
         master: Option<&mut Self::Float>,
         weight: &mut Self::Tensor,
     ) -> Result<()>;
+    /// The same step on many parameters, each with its own decay.
+    fn adamw_all(&self, step: &AdamW, updates: Vec<Update<'_, Self>>) -> Result<()> {
+        updates.into_iter().try_for_each(|update| {
+            let weight_decay = update.weight_decay;
+            let step = AdamW {
+                weight_decay,
+                ..*step
+            };
+            let Update {
+                grad,
+                m,
+                v,
+                master,
+                weight,
+                ..
+            } = update;
+            self.adamw(&step, grad, m, v, master, weight)
+        })
+    }
 }

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! cargo run --release -p slime-trainer --example gpu_speed -- 0.6B[,1.7B,4B,8B] [--batch 4] [--length 4096]
-//!     [--steps 4] [--warmup 2] [--recompute none|selective|full] [--log-probs] [--profile]
+//!     [--steps 4] [--warmup 2] [--recompute none|selective|full] [--recompute-layers N] [--compact] [--log-probs]
+//!     [--profile]
 //! ```
 //!
 //! A line of JSON a model, in the terms of reference peers: MFU is `(6 N + 6 V h + 6 layers length heads dim) tokens / time
@@ -27,6 +28,8 @@ const SHAPES: [(&str, usize, usize, usize, usize, bool); 4] = [
     ("8B", 4096, 12_288, 36, 32, false),
 ];
 const VOCAB: usize = 151_936;
+/// A prime, so that no two rows of a matrix are the same.
+const REPEATED: usize = 16_777_213;
 const DENSE_FLOPS: f64 = 989.4e12;
 
 struct Options {
@@ -35,6 +38,8 @@ struct Options {
     steps: usize,
     warmup: usize,
     recompute: String,
+    recompute_layers: Option<usize>,
+    compact: bool,
     log_probs: bool,
     profile: bool,
 }
@@ -55,12 +60,16 @@ fn main() -> Result<(), Box<dyn Error>> {
         steps: number("--steps", 4)?,
         warmup: number("--warmup", 2)?,
         recompute: value("--recompute").map_or("none", String::as_str).into(),
+        recompute_layers: value("--recompute-layers").map(|n| n.parse()).transpose()?,
+        compact: flag("--compact"),
         log_probs: flag("--log-probs"),
         profile: flag("--profile"),
     };
     let models = args.first().map_or("0.6B", String::as_str);
     for name in models.split(',') {
-        run(name, &options)?;
+        if let Err(why) = run(name, &options) {
+            println!("{}", json!({"model": name, "error": why.to_string()}));
+        }
     }
     Ok(())
 }
@@ -95,16 +104,23 @@ fn run(name: &str, options: &Options) -> Result<(), Box<dyn Error>> {
     let spec = spec_of(name)?;
     let ops = Arc::new(Cuda::open(0)?);
     let mut state = 1;
+    // One list of numbers, repeated on the device: billions would take longer to make than to train on.
+    let some = ops.tensor(1, REPEATED, &numbers(&mut state, REPEATED, 0.02))?;
     let mut weights = Vec::new();
     for param in params(&spec) {
         let count = param.rows * param.cols;
-        let data = if param.kind.is_norm() {
-            vec![1.0; count]
-        } else {
-            numbers(&mut state, count, 0.02)
-        };
-        weights.push(ops.tensor(param.rows, param.cols, &data)?);
+        if param.kind.is_norm() {
+            weights.push(ops.tensor(param.rows, param.cols, &vec![1.0; count])?);
+            continue;
+        }
+        let starts = (0..count).step_by(REPEATED);
+        let parts: Vec<_> = starts
+            .map(|at| (&some, 0..REPEATED.min(count - at)))
+            .collect();
+        let line = ops.join(&parts, count)?;
+        weights.push(ops.cut(&line, 0..count, param.rows, param.cols)?);
     }
+    drop(some);
     let body: f64 = params(&spec)
         .iter()
         .filter(|p| p.rows != VOCAB)
@@ -122,6 +138,8 @@ fn run(name: &str, options: &Options) -> Result<(), Box<dyn Error>> {
         lr: 1e-5,
         max_tokens_per_gpu: tokens,
         recompute_granularity: serde_json::from_value(options.recompute.as_str().into())?,
+        recompute_num_layers: options.recompute_layers,
+        use_precision_aware_optimizer: options.compact,
         ..TrainConfig::default()
     };
     let mut trainer = Trainer::new(ops.clone(), Arc::new(spec), weights, config)?;
@@ -141,7 +159,7 @@ fn run(name: &str, options: &Options) -> Result<(), Box<dyn Error>> {
     let setup_s = started.elapsed().as_secs_f64();
 
     let mut losses = Vec::new();
-    let train_ms = median(options, &ops, |timed| {
+    let (train_ms, train_times) = median(options, &ops, |timed| {
         if timed && options.profile {
             ops.profile(true);
         }
@@ -157,10 +175,10 @@ fn run(name: &str, options: &Options) -> Result<(), Box<dyn Error>> {
     let mut line = json!({
         "model": name, "tokens": tokens, "recompute": options.recompute, "step_ms": round(train_ms), "tok_s": speed(train_ms),
         "mfu": mfu(train_ms, 6.0), "peak_gib": round(ops.peak_bytes() as f64 / (1u64 << 30) as f64), "setup_s": round(setup_s),
-        "losses": losses,
+        "losses": losses, "all_ms": train_times,
     });
     if options.log_probs {
-        let ms = median(options, &ops, |timed| {
+        let (ms, times) = median(options, &ops, |timed| {
             if timed && options.profile {
                 ops.profile(true);
             }
@@ -168,6 +186,7 @@ fn run(name: &str, options: &Options) -> Result<(), Box<dyn Error>> {
         })?;
         report(&ops, options, ms);
         line["log_prob_ms"] = round(ms).into();
+        line["log_prob_all_ms"] = times.into();
         line["log_prob_tok_s"] = speed(ms).into();
         line["log_prob_mfu"] = mfu(ms, 2.0).into();
     }
@@ -184,7 +203,7 @@ fn median(
     options: &Options,
     ops: &Cuda,
     mut step: impl FnMut(bool) -> Result<f64, Box<dyn Error>>,
-) -> Result<f64, Box<dyn Error>> {
+) -> Result<(f64, Vec<f64>), Box<dyn Error>> {
     let mut times = Vec::new();
     for i in 0..options.warmup + options.steps {
         ops.synchronize()?;
@@ -195,8 +214,9 @@ fn median(
             times.push(start.elapsed().as_secs_f64() * 1e3);
         }
     }
+    let all = times.iter().map(|ms| round(*ms)).collect();
     times.sort_by(f64::total_cmp);
-    Ok(times[times.len() / 2])
+    Ok((times[times.len() / 2], all))
 }
 
 /// Where the device's time went, if asked for.

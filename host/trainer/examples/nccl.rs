@@ -5,6 +5,8 @@
 //! target/release/examples/nccl                 parity of dp2, tp2, tp2 with sp, pp2 on GPUs 0 and 1, then speed
 //! target/release/examples/nccl --speed 1.7B    speed of another of Qwen3's shapes
 //! target/release/examples/nccl --quick         parity only
+//! target/release/examples/nccl --quick --one-gpu threads     both ranks on GPU 0, numbers meeting on the host
+//! NCCL_MULTI_RANK_GPU_ENABLE=1 target/release/examples/nccl --quick --one-gpu nccl      the same through NCCL 2.30 or later
 //! ```
 //!
 //! A line of JSON a measurement; ends with 1 where a layout is off. Read `slime_trainer::parallel` for what a layout is.
@@ -13,7 +15,7 @@
 use serde_json::json;
 use slime_core::{GroupId, RolloutId, RolloutRecord};
 use slime_kernels::Ops;
-use slime_kernels::comm::World;
+use slime_kernels::comm::{Threads, World};
 use slime_kernels::cuda::Cuda;
 use slime_kernels::cuda::nccl::{self, Nccl};
 use slime_model::families::{HfConfig, from_config};
@@ -117,10 +119,22 @@ fn layouts() -> Vec<ParallelConfig> {
     ]
 }
 
+/// Where ranks are and how they speak.
+#[derive(Clone, Copy, PartialEq)]
+enum Where {
+    /// A GPU each, NCCL.
+    Apart,
+    /// GPU 0, NCCL.
+    Together,
+    /// GPU 0, through the host.
+    Threads,
+}
+
 fn ranks(
     spec: &Arc<ModelSpec>,
     parallel: &ParallelConfig,
     config: &TrainConfig,
+    place: Where,
 ) -> Result<ParallelTrainer<Cuda>, Failure> {
     let training = Training {
         spec: spec.clone(),
@@ -130,8 +144,13 @@ fn ranks(
     };
     let (parallel, kv) = (parallel.clone(), key_heads(spec));
     let launch: Launch<Cuda> = Arc::new(move |rank, world: &Arc<World>| {
-        let ops = Arc::new(Cuda::open(rank)?);
+        let ordinal = if place == Where::Apart { rank } else { 0 };
+        let ops = Arc::new(Cuda::open(ordinal)?);
         let mesh = Mesh::new(Place::new(&parallel, rank), kv, |name, members| {
+            if place == Where::Threads {
+                let comm = Threads::new(ops.clone(), world.clone(), name, members, rank)?;
+                return Ok(Arc::new(comm) as Group<Cuda>);
+            }
             let comm = Nccl::new(
                 ops.clone(),
                 world.clone(),
@@ -170,7 +189,7 @@ fn distance(a: &[f64], b: &[f64]) -> f64 {
 
 /// One GRPO step of every layout against one GPU. The bounds are those of bf16 between layouts: 8e-3 for what a forward
 /// gives, 1.5e-2 for gradients.
-fn parity() -> Result<bool, Failure> {
+fn parity(place: Where) -> Result<bool, Failure> {
     let spec = spec("small")?;
     let (config, records) = (config(2048), records(16, 64, 192, spec.vocab));
     let mut trainer = one(&spec, &config)?;
@@ -183,7 +202,7 @@ fn parity() -> Result<bool, Failure> {
     drop(trainer);
     let mut all_hold = true;
     for parallel in layouts() {
-        let mut trainer = ranks(&spec, &parallel, &config)?;
+        let mut trainer = ranks(&spec, &parallel, &config, place)?;
         let got = trainer.train(&records)?.swap_remove(0);
         let mut worst = (0.0, String::new());
         for (param, want) in trainer.params().clone().iter().zip(&grads) {
@@ -239,7 +258,7 @@ fn speed(name: &str) -> Result<(), Failure> {
     timed("one GPU", each, &mut |r| Ok(single.train(r).map(drop)?))?;
     drop(single);
     for parallel in layouts() {
-        let mut trainer = ranks(&spec, &parallel, &config)?;
+        let mut trainer = ranks(&spec, &parallel, &config, Where::Apart)?;
         timed(&parallel.short(), 2 * each, &mut |r| {
             Ok(trainer.train(r).map(drop)?)
         })?;
@@ -249,13 +268,22 @@ fn speed(name: &str) -> Result<(), Failure> {
 
 fn run() -> Result<bool, Failure> {
     let words: Vec<String> = std::env::args().skip(1).collect();
-    println!("{}", json!({"nccl": nccl::version()?}));
-    let holds = parity()?;
+    let value = |name: &str| {
+        let at = words.iter().position(|w| w == name);
+        at.and_then(|i| words.get(i + 1))
+    };
+    let place = match value("--one-gpu").map(String::as_str) {
+        None => Where::Apart,
+        Some("nccl") => Where::Together,
+        Some("threads") => Where::Threads,
+        Some(_) => return Err("--one-gpu: nccl or threads".into()),
+    };
+    if place != Where::Threads {
+        println!("{}", json!({"nccl": nccl::version()?}));
+    }
+    let holds = parity(place)?;
     if !words.iter().any(|w| w == "--quick") {
-        let named = words
-            .iter()
-            .position(|w| w == "--speed")
-            .and_then(|i| words.get(i + 1));
+        let named = value("--speed");
         speed(named.map_or("0.6B", String::as_str))?;
     }
     Ok(holds)

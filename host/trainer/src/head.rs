@@ -84,32 +84,76 @@ impl<O: Ops> Head<'_, O> {
         mut slopes: impl FnMut(Range<usize>, &TokenStats) -> Slopes,
     ) -> Result<(Option<O::Tensor>, TokenStats)> {
         let (ops, rows) = (self.ops, targets.len());
-        let inv_temperature = 1.0 / self.temperature;
         let mut all = TokenStats::default();
-        let mut dhidden: Option<O::Tensor> = None;
-        for chunk in self.chunks(rows) {
-            let (h, at) = self.rows_of(hidden, &chunk, rows)?;
+        let mut sum = DHidden {
+            ops,
+            rows,
+            sum: None,
+        };
+        // A chunk's products are queued when the next one's statistics have been asked for, so that the device has work
+        // while this waits for them and computes slopes.
+        let mut last: Option<Chunk<O>> = None;
+        for range in self.chunks(rows) {
+            let (h, at) = self.rows_of(hidden, &range, rows)?;
+            let ids = ops.ids(&targets[range.clone()])?;
+            let inverse = 1.0 / self.temperature;
             let logits = ops.logits(&h, self.weight)?;
-            let ids = ops.ids(&targets[chunk.clone()])?;
-            let stats = ops.token_stats(&logits, &ids, inv_temperature, self.vocab)?;
-            let (a, b) = slopes(chunk, &stats);
+            let stats = ops.token_stats_later(&logits, &ids, inverse, self.vocab)?;
+            if let Some(last) = last.take() {
+                self.products(last, dweight, &mut sum)?;
+            }
+            let stats = stats()?;
+            let (a, b) = slopes(range, &stats);
             if a.iter().chain(&b).any(|&x| x != 0.0) {
-                let dz =
-                    ops.logits_backward(logits, &ids, inv_temperature, self.vocab, &stats, &a, &b)?;
-                ops.accumulate_tn(&dz, &h, dweight)?;
-                let dh = ops.matmul_nn(&dz, self.weight)?;
-                let dh = match at {
-                    Some(at) => ops.scatter_rows(&dh, &at, rows)?,
-                    None => dh,
-                };
-                dhidden = Some(match dhidden {
-                    Some(sum) => ops.add(&sum, &dh)?,
-                    None => dh,
-                });
+                let dz = ops.logits_backward(logits, &ids, inverse, self.vocab, &stats, &a, &b)?;
+                last = Some(Chunk { dz, h, at });
             }
             extend(&mut all, stats);
         }
-        Ok((dhidden, all))
+        if let Some(last) = last {
+            self.products(last, dweight, &mut sum)?;
+        }
+        Ok((sum.sum, all))
+    }
+
+    fn products(
+        &self,
+        chunk: Chunk<O>,
+        dweight: &mut O::Float,
+        sum: &mut DHidden<'_, O>,
+    ) -> Result<()> {
+        let Chunk { dz, h, at } = chunk;
+        self.ops.accumulate_tn(&dz, &h, dweight)?;
+        sum.add(self.ops.matmul_nn(&dz, self.weight)?, at)
+    }
+}
+
+/// A chunk whose logits' gradient is known.
+struct Chunk<O: Ops> {
+    dz: O::Tensor,
+    h: O::Tensor,
+    /// Which rows it has, if not all.
+    at: Option<O::Ids>,
+}
+
+/// The gradient of hidden rows, chunk after chunk.
+struct DHidden<'a, O: Ops> {
+    ops: &'a O,
+    rows: usize,
+    sum: Option<O::Tensor>,
+}
+
+impl<O: Ops> DHidden<'_, O> {
+    fn add(&mut self, dh: O::Tensor, at: Option<O::Ids>) -> Result<()> {
+        let dh = match at {
+            Some(at) => self.ops.scatter_rows(&dh, &at, self.rows)?,
+            None => dh,
+        };
+        self.sum = Some(match &self.sum {
+            Some(sum) => self.ops.add(sum, &dh)?,
+            None => dh,
+        });
+        Ok(())
     }
 }
 

@@ -31,6 +31,13 @@
 struct Tile { int start, length, row, padded; };
 struct alignas(64) TensorMap { u64 words[16]; };
 
+// Read again where it is needed, so that it takes no registers in between.
+__device__ __forceinline__ Tile read_again(const Tile* from) {
+  Tile t;
+  asm volatile("ld.global.v4.s32 {%0, %1, %2, %3}, [%4];" : "=r"(t.start), "=r"(t.length), "=r"(t.row), "=r"(t.padded) : "l"(from));
+  return t;
+}
+
 // ---- barriers, copies, descriptors ----
 
 __device__ __forceinline__ void barrier_init(u32 bar, u32 count) {
@@ -229,6 +236,15 @@ __device__ __forceinline__ float quad_sum(float v) {
 extern __shared__ __align__(1024) u8 memory[];
 __device__ __forceinline__ u32 shared_base() { return ((u32)__cvta_generic_to_shared(memory) + 1023) & ~1023u; }
 
+__device__ __forceinline__ float2 shared_pair(u32 address) {
+  float2 v;
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(address));
+  return v;
+}
+
+// Asked of one lane, so that the compiler knows it to be the same for a warp.
+__device__ __forceinline__ int warpgroup() { return __shfl_sync(0xffffffffu, threadIdx.x >> 7, 0); }
+
 // Place in a ring of N buffers, and the parity of its barriers.
 template <int N> struct Ring {
   int stage = 0;
@@ -295,7 +311,7 @@ hopper_forward(const __grid_constant__ TensorMap qkv, const Tile* tiles, u16* o,
   u32 q_full = bars, q_free = bars + 8, k_full = bars + 16, k_free = k_full + 8 * STAGES, v_full = k_free + 8 * STAGES,
       v_free = v_full + 8 * STAGES;
   u32 q = bars + 1024, k = q + ROWS * ROW_BYTES, v = k + STAGES * KEYS * ROW_BYTES;
-  int group = threadIdx.x >> 7;
+  int group = warpgroup();
   if (threadIdx.x == 0) {
     barrier_init(q_full, 1);
     barrier_init(q_free, 8);
@@ -480,7 +496,7 @@ hopper_dkv(const __grid_constant__ TensorMap qkv, const __grid_constant__ Tensor
   u32 kv_full = bars, full = bars + 8, vacant = full + 8 * DEPTH;
   u32 k = bars + 1024, v = k + ROWS * ROW_BYTES, q = v + ROWS * ROW_BYTES, d = q + DEPTH * WALK * ROW_BYTES,
       line = d + DEPTH * WALK * ROW_BYTES;  // [stage][lse, D][WALK]
-  int group = threadIdx.x >> 7;
+  int group = warpgroup();
   if (threadIdx.x == 0) {
     barrier_init(kv_full, 1);
     for (int i = 0; i < DEPTH; i++) {
@@ -518,46 +534,52 @@ hopper_dkv(const __grid_constant__ TensorMap qkv, const __grid_constant__ Tensor
     }
   } else {
     more_registers<240>();
-    int wg = group - 1, lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) & 3;
-    int row = tile.row + 64 * wg + 16 * warp + (lane >> 2);  // keys row and row + 8
+    int wg = group - 1, lane = threadIdx.x & 31;
     float factor = scale * LOG2E;
     float dk[DIM / 2], dv[DIM / 2], s[WALK / 2], p[WALK / 2];
     u32 left[WALK / 4], right[WALK / 4];
 #pragma unroll
     for (int j = 0; j < DIM / 2; j++) dk[j] = dv[j] = 0.f;
     u32 mine_k = k + wg * 64 * 128, mine_v = v + wg * 64 * 128;
-    const float* lines = reinterpret_cast<const float*>(memory + (line - (u32)__cvta_generic_to_shared(memory)));
-    int in_head = 0;
     Ring<DEPTH> ring;
-    wait(kv_full, 0);
-    for (int i = per_head * heads; i > 0; i--) {
-      u32 at = ring.stage * WALK * ROW_BYTES;
-      const float* l = lines + ring.stage * WALK * 2 + 2 * (lane & 3);
-      int first = (begin + in_head) * WALK;
+    u32 held;  // the barrier of the stage that products of the last step read
+    // Products are queued so that the tensor cores have work while this warpgroup computes: S behind the last step's dK, dP
+    // behind S, dV behind both. Of the queries of a step only those of a head's first one come before some of the keys.
+    auto step = [&](auto is_first, auto is_diagonal) {
+      constexpr bool FIRST = decltype(is_first)::value, DIAGONAL = decltype(is_diagonal)::value;
+      u32 at = ring.stage * WALK * ROW_BYTES, l = line + ring.stage * WALK * 8 + 8 * (lane & 3);
       wait(full + 8 * ring.stage, ring.parity);
       pin(s);
-      pin(p);
       fence();
       product<ROWS, WALK>(s, mine_k, q + at);
       commit();
+      if (!FIRST) {
+        wait_products<1>();  // the last step's dV and dK
+        pin(dv);
+        pin(dk);
+        pin(left);
+        pin(right);
+        if (lane == 0) arrive(held);
+      }
+      pin(p);
+      fence();
       product<ROWS, WALK>(p, mine_v, d + at);
       commit();
       wait_products<1>();  // S
       pin(s);
 #pragma unroll
       for (int j = 0; j < WALK / 8; j++) {
-        float2 a = *reinterpret_cast<const float2*>(l + 8 * j);
+        float2 a = shared_pair(l + 32 * j);
         s[4 * j] = exp2_fast(s[4 * j] * factor - a.x);
         s[4 * j + 1] = exp2_fast(s[4 * j + 1] * factor - a.y);
         s[4 * j + 2] = exp2_fast(s[4 * j + 2] * factor - a.x);
         s[4 * j + 3] = exp2_fast(s[4 * j + 3] * factor - a.y);
       }
-      if (first < tile.row + 64 * wg + 63) {
+      if (DIAGONAL) {
+        int key = 16 * ((threadIdx.x >> 5) & 3) + (lane >> 2);
 #pragma unroll
-        for (int i = 0; i < WALK / 2; i++) {
-          int query = first + 8 * (i / 4) + 2 * (lane & 3) + (i & 1);
-          if (query < row + 8 * ((i >> 1) & 1)) s[i] = 0.f;
-        }
+        for (int i = 0; i < WALK / 2; i++)
+          if (8 * (i / 4) + 2 * (lane & 3) + (i & 1) < key + 8 * ((i >> 1) & 1)) s[i] = 0.f;
       }
       to_operand(left, s);
       pin(left);
@@ -569,7 +591,7 @@ hopper_dkv(const __grid_constant__ TensorMap qkv, const __grid_constant__ Tensor
       pin(p);
 #pragma unroll
       for (int j = 0; j < WALK / 8; j++) {
-        float2 a = *reinterpret_cast<const float2*>(l + WALK + 8 * j);
+        float2 a = shared_pair(l + WALK * 4 + 32 * j);
         p[4 * j] = s[4 * j] * (p[4 * j] - a.x);
         p[4 * j + 1] = s[4 * j + 1] * (p[4 * j + 1] - a.y);
         p[4 * j + 2] = s[4 * j + 2] * (p[4 * j + 2] - a.x);
@@ -581,15 +603,36 @@ hopper_dkv(const __grid_constant__ TensorMap qkv, const __grid_constant__ Tensor
       fence();
       accumulate<WALK>(dk, right, q + at);
       commit();
+      held = vacant + 8 * ring.stage;
+      ring.next();
+    };
+    // No query of a head's first step sees the keys of the second warpgroup.
+    auto skip = [&]() {
+      wait(full + 8 * ring.stage, ring.parity);
+      if (lane == 0) arrive(vacant + 8 * ring.stage);
+      ring.next();
+    };
+    int own = per_head - wg;
+    wait(kv_full, 0);
+    if (own > 0) {
+      if (wg == 1) skip();
+      step(Flag<true>{}, Flag<true>{});
+      for (int h = heads;;) {
+        for (int i = own; i > 1; i--) step(Flag<false>{}, Flag<false>{});
+        if (--h == 0) break;
+        if (wg == 1) skip();
+        step(Flag<false>{}, Flag<true>{});
+      }
       wait_products<0>();
       pin(dv);
       pin(dk);
       pin(left);
       pin(right);
-      if (lane == 0) arrive(vacant + 8 * ring.stage);
-      ring.next();
-      if (++in_head == per_head) in_head = 0;
+    } else {
+      for (int i = per_head * heads; i > 0; i--) skip();
     }
+    tile = read_again(tiles + blockIdx.y);
+    int row = tile.row + 64 * wg + 16 * ((threadIdx.x >> 5) & 3) + (lane >> 2);  // keys row and row + 8
     u16* out = dqkv + (i64)tile.start * (nq + 2 * nkv) * DIM;
     i64 width = (i64)(nq + 2 * nkv) * DIM;
     put(dk, out + (nq + g) * DIM, width, row, tile.length, scale, scale);
@@ -604,7 +647,7 @@ hopper_dq(const __grid_constant__ TensorMap qkv, const __grid_constant__ TensorM
   u32 bars = shared_base();
   u32 q_full = bars, full = bars + 8, vacant = full + 8 * DEPTH;
   u32 q = bars + 1024, d = q + ROWS * ROW_BYTES, k = d + ROWS * ROW_BYTES, v = k + DEPTH * WALK * ROW_BYTES;
-  int group = threadIdx.x >> 7;
+  int group = warpgroup();
   if (threadIdx.x == 0) {
     barrier_init(q_full, 1);
     for (int i = 0; i < DEPTH; i++) {
@@ -698,9 +741,11 @@ hopper_dq(const __grid_constant__ TensorMap qkv, const __grid_constant__ TensorM
       ring.next();
       first += WALK;
     };
+    // The last step's keys come after every query of the first warpgroup.
+    int own = min(steps, (tile.row + 64 * wg) / WALK + 1);
     wait(q_full, 0);
     step(Flag<true>{});
-    for (int i = 1; i < steps; i++) step(Flag<false>{});
+    for (int i = 1; i < own; i++) step(Flag<false>{});
     fence();
     accumulate<WALK>(acc, left, k + before * WALK * ROW_BYTES);
     commit();

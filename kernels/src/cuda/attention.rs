@@ -124,7 +124,7 @@ impl Cuda {
             Int(heads.kv as i32),
             F(scale as f32),
         ];
-        let results = [Ptr(out.block.ptr), Ptr(lse.block.ptr)];
+        let results = [Ptr(out.block.ptr), Ptr(lse.at(&self.device)?)];
         if !sources::has_tensor_core_attention(heads) {
             let first = self.bounds(sequences, |r| r.start)?;
             let (grid, threads) = warps(qkv.rows * heads.query);
@@ -174,7 +174,7 @@ impl Cuda {
             Int(heads.kv as i32),
             F(scale as f32),
         ];
-        let results = [Ptr(out.block.ptr), Ptr(lse.block.ptr)];
+        let results = [Ptr(out.block.ptr), Ptr(lse.at(&self.device)?)];
         if self.device.is_hopper() {
             let blocks = self.device.num_sms.min(tiles.count * heads.query as u32);
             let map = TensorMap::new(qkv.block.ptr, qkv.rows, qkv.cols)?;
@@ -239,11 +239,12 @@ impl Cuda {
             Int(heads.kv as i32),
         );
         let delta = self.new_float(heads.query, qkv.rows, "attention statistics")?;
+        let (delta, lse) = (delta.at(&self.device)?, forward.lse.at(&self.device)?);
         let (by_query, threads) = warps(qkv.rows * heads.query);
         let args = [
             Ptr(dout.block.ptr),
             Ptr(forward.out.block.ptr),
-            Ptr(delta.block.ptr),
+            Ptr(delta),
             tokens,
             nq,
         ];
@@ -253,8 +254,8 @@ impl Cuda {
             [
                 Ptr(dout.block.ptr),
                 Ptr(qkv.block.ptr),
-                Ptr(forward.lse.block.ptr),
-                Ptr(delta.block.ptr),
+                Ptr(lse),
+                Ptr(delta),
                 Ptr(bound),
                 Ptr(dqkv.block.ptr),
                 tokens,
@@ -332,12 +333,13 @@ impl Cuda {
             Int(tiles.padded as i32),
         );
         let stats = self.new_float(2 * heads.query, tiles.padded, "attention statistics")?;
+        let stats = stats.at(&self.device)?;
         let args = [
             Ptr(dout.block.ptr),
             Ptr(forward.out.block.ptr),
-            Ptr(forward.lse.block.ptr),
+            Ptr(forward.lse.at(&self.device)?),
             Ptr(tiles.by_keys.ptr),
-            Ptr(stats.block.ptr),
+            Ptr(stats),
             Int(qkv.rows as i32),
             padded,
             nq,
@@ -354,7 +356,7 @@ impl Cuda {
         let douts = Map(TensorMap::new(dout.block.ptr, dout.rows, dout.cols)?);
         let shared = hopper_bytes(heads, 2 * TILE_ROWS + 2 * DEPTH * 64);
         let launch = |name, across: usize, by: &Block| {
-            let pointers = [Ptr(stats.block.ptr), Ptr(by.ptr), Ptr(dqkv.block.ptr)];
+            let pointers = [Ptr(stats), Ptr(by.ptr), Ptr(dqkv.block.ptr)];
             let args = [
                 &[rows, douts],
                 &pointers[..],

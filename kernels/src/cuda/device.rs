@@ -7,7 +7,8 @@ use super::{driver, library};
 use crate::{Error, Result};
 use cudarc::driver::sys::{self, CUdevice_attribute, CUevent_flags, CUfunction_attribute_enum};
 use cudarc::driver::{
-    CudaContext, CudaFunction, CudaStream, DeviceRepr, LaunchConfig, PushKernelArg, result,
+    CudaContext, CudaEvent, CudaFunction, CudaStream, DeviceRepr, LaunchConfig, PinnedHostSlice,
+    PushKernelArg, result,
 };
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -66,6 +67,15 @@ pub(super) struct Device {
     arch: String,
     functions: Mutex<HashMap<(&'static str, &'static str, Vec<String>), CudaFunction>>,
     profile: Profile,
+    /// Page-locked memory, kept for the next time.
+    pinned: Mutex<Vec<PinnedHostSlice<f32>>>,
+}
+
+/// Numbers on their way to the host.
+pub(super) struct Pinned {
+    memory: PinnedHostSlice<f32>,
+    len: usize,
+    done: CudaEvent,
 }
 
 impl Device {
@@ -100,6 +110,7 @@ impl Device {
             arch: format!("sm_{major}{minor}{suffix}"),
             functions: Mutex::default(),
             profile: Profile::default(),
+            pinned: Mutex::default(),
         })
     }
 
@@ -205,6 +216,38 @@ impl Device {
             .map_err(driver)?;
         self.stream.synchronize().map_err(driver)?;
         Ok(data)
+    }
+
+    /// Queue a copy to the host, which is there when [`Self::arrived`] returns; what is queued later does not delay it.
+    pub(super) fn fetch(&self, from: u64, len: usize) -> Result<Pinned> {
+        self.bind()?;
+        let kept = self.pinned().pop();
+        let mut memory = match kept.filter(|memory| memory.len() >= len) {
+            Some(memory) => memory,
+            // SAFETY: every number that is read was copied there before, and any bits are an f32.
+            None => unsafe {
+                self.context
+                    .alloc_pinned_with_flags(len.next_power_of_two(), 0)
+            }
+            .map_err(driver)?,
+        };
+        let to = &mut memory.as_mut_slice().map_err(driver)?[..len];
+        // SAFETY: the source holds `len` numbers, and the destination lives until `arrived` has waited.
+        unsafe { result::memcpy_dtoh_async(to, from, self.stream.cu_stream()) }.map_err(driver)?;
+        let done = self.stream.record_event(None).map_err(driver)?;
+        Ok(Pinned { memory, len, done })
+    }
+
+    pub(super) fn arrived(&self, pinned: Pinned) -> Result<Vec<f32>> {
+        let Pinned { memory, len, done } = pinned;
+        done.synchronize().map_err(driver)?;
+        let values = memory.as_slice().map_err(driver)?[..len].to_vec();
+        self.pinned().push(memory);
+        Ok(values)
+    }
+
+    fn pinned(&self) -> std::sync::MutexGuard<'_, Vec<PinnedHostSlice<f32>>> {
+        self.pinned.lock().unwrap_or_else(|e| e.into_inner())
     }
 
     pub(super) fn zero(&self, block: &Block, bytes: usize) -> Result<()> {

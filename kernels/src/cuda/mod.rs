@@ -8,17 +8,21 @@ mod attention;
 pub mod broadcast;
 mod choices;
 mod device;
+mod float;
 mod gemm;
+mod head;
 pub mod library;
 pub mod nccl;
 pub mod nvrtc;
 mod ops;
+mod optimizer;
 mod pieces;
 mod pool;
 mod profile;
 mod sources;
 mod tables;
 
+pub use float::Float;
 pub use profile::Span;
 pub use sources::all as sources;
 
@@ -32,13 +36,6 @@ use std::sync::Arc;
 #[derive(Clone)]
 pub struct Tensor {
     block: Arc<Block>,
-    rows: usize,
-    cols: usize,
-}
-
-/// fp32, row-major.
-pub struct Float {
-    block: Block,
     rows: usize,
     cols: usize,
 }

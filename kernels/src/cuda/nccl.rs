@@ -511,8 +511,8 @@ impl Comm<Cuda> for Nccl {
 
     fn all_reduce_float(&self, x: &mut Float) -> Result<()> {
         let n = x.rows * x.cols;
+        let ptr = at(x.at(&self.cuda.device)?);
         self.call("ncclAllReduce", |handle, stream| {
-            let ptr = at(x.block.ptr);
             // SAFETY: in place over n f32.
             unsafe { (self.api.all_reduce)(ptr, ptr, n, F32, SUM, handle, stream) }
         })
@@ -521,19 +521,10 @@ impl Comm<Cuda> for Nccl {
     fn reduce_scatter_float(&self, x: &Float) -> Result<Float> {
         let n = divided("reduce_scatter", x.rows * x.cols, self.size())?;
         let y = self.cuda.new_float(1, n, "a share of a sum")?;
+        let (from, to) = (at(x.at(&self.cuda.device)?), at(y.at(&self.cuda.device)?));
         self.call("ncclReduceScatter", |handle, stream| {
             // SAFETY: y holds n f32, x as many for each member.
-            unsafe {
-                (self.api.reduce_scatter)(
-                    at(x.block.ptr),
-                    at(y.block.ptr),
-                    n,
-                    F32,
-                    SUM,
-                    handle,
-                    stream,
-                )
-            }
+            unsafe { (self.api.reduce_scatter)(from, to, n, F32, SUM, handle, stream) }
         })?;
         Ok(y)
     }
@@ -541,11 +532,10 @@ impl Comm<Cuda> for Nccl {
     fn all_gather_float(&self, x: &Float) -> Result<Float> {
         let n = x.rows * x.cols;
         let y = self.cuda.new_float(1, n * self.size(), "gathered ranks")?;
+        let (from, to) = (at(x.at(&self.cuda.device)?), at(y.at(&self.cuda.device)?));
         self.call("ncclAllGather", |handle, stream| {
             // SAFETY: x holds n f32, y as many for each member.
-            unsafe {
-                (self.api.all_gather)(at(x.block.ptr), at(y.block.ptr), n, F32, handle, stream)
-            }
+            unsafe { (self.api.all_gather)(from, to, n, F32, handle, stream) }
         })?;
         Ok(y)
     }

@@ -5,8 +5,8 @@ use super::gemm::Shape;
 use super::sources::{self, BLOCK_TOKENS, SPLIT};
 use super::{Cuda, Float, Ids, KvCache, Tensor, attention};
 use crate::{
-    AdamW, Draw, Drawn, Error, Heads, Norms, Ops, PagedSequence, Result, RopeStyle, RopeTable,
-    Sequences, TokenStats,
+    AdamW, Draw, Drawn, Error, Heads, Later, Norms, Ops, PagedSequence, Result, RopeStyle,
+    RopeTable, Sequences, TokenStats, Update,
 };
 use half::bf16;
 use std::ops::Range;
@@ -45,16 +45,8 @@ impl Cuda {
         })
     }
 
-    pub(super) fn new_float(&self, rows: usize, cols: usize, what: &str) -> Result<Float> {
-        Ok(Float {
-            block: self.device.pool.take(rows * cols * 4, what)?,
-            rows,
-            cols,
-        })
-    }
-
     /// Blocks for a grid-stride loop over `n` items.
-    fn grid(&self, n: usize) -> (u32, u32, u32) {
+    pub(super) fn grid(&self, n: usize) -> (u32, u32, u32) {
         let blocks = n
             .div_ceil(THREADS as usize)
             .min(self.device.num_sms as usize * 16);
@@ -82,14 +74,25 @@ impl Cuda {
             .launch(&sources::rows(), "add_parts", grid, 1024, 0, &args)
     }
 
-    #[allow(clippy::too_many_arguments, reason = "one product's operands")]
-    fn product(
+    pub(super) fn product(
+        &self,
+        op: &'static str,
+        a: (&Tensor, usize),
+        b: (&Tensor, usize),
+        shape: Shape,
+        out: u64,
+    ) -> Result<()> {
+        self.product_added(op, a, b, shape, (out, shape.accumulate))
+    }
+
+    /// A product written or, where `add` says so, added.
+    fn product_added(
         &self,
         op: &'static str,
         (a, a_inner): (&Tensor, usize),
         (b, b_inner): (&Tensor, usize),
         shape: Shape,
-        out: u64,
+        (out, add): (u64, bool),
     ) -> Result<()> {
         expect(op, a_inner == b_inner, || {
             format!(
@@ -97,8 +100,8 @@ impl Cuda {
                 a.rows, a.cols, b.rows, b.cols
             )
         })?;
-        self.gemm
-            .run(&self.device, shape, a.block.ptr, b.block.ptr, out)
+        let inputs = (a.block.ptr, b.block.ptr);
+        self.gemm.run(&self.device, shape, inputs, out, add)
     }
 
     /// `(lanes, vectors a lane)` of a row; see `rmsnorm/kernel.cu`.
@@ -136,6 +139,59 @@ impl Cuda {
             0,
             args,
         )
+    }
+
+    /// With `again`, what forward gave is written there.
+    fn norm_gradient(
+        &self,
+        dy: &Tensor,
+        x: &Tensor,
+        (r, w): (&Float, &Tensor),
+        residual: Option<&Tensor>,
+        dw: &mut Float,
+        again: Option<&Tensor>,
+    ) -> Result<Tensor> {
+        let dx = self.new_tensor(x.rows, x.cols, "a norm's gradient")?;
+        let blocks = x.rows.min(self.device.num_sms as usize * 3);
+        let part = self.new_float(blocks, x.cols, "norm partial sums")?;
+        let part = part.at(&self.device)?;
+        let args = [
+            Ptr(dy.block.ptr),
+            Ptr(x.block.ptr),
+            Ptr(r.at(&self.device)?),
+            Ptr(w.block.ptr),
+            Ptr(residual.map_or(0, |t| t.block.ptr)),
+            Ptr(dx.block.ptr),
+            Ptr(again.map_or(0, |t| t.block.ptr)),
+            Ptr(part),
+            Int(x.rows as i32),
+            Int(x.cols as i32),
+        ];
+        self.norm_launch("rmsnorm_backward", Some(blocks), x.rows, x.cols, &args)?;
+        self.add_parts(part, dw.at(&self.device)?, blocks, x.cols, x.cols)?;
+        Ok(dx)
+    }
+
+    /// With `again`, what forward gave is written there.
+    fn swiglu_gradient(
+        &self,
+        da: &Tensor,
+        gate_up: &Tensor,
+        again: Option<&Tensor>,
+    ) -> Result<Tensor> {
+        let dx = self.new_tensor(gate_up.rows, gate_up.cols, "swiglu's gradient")?;
+        let (grid, threads) = Self::by_row(da.rows, da.cols);
+        let args = [
+            Ptr(da.block.ptr),
+            Ptr(gate_up.block.ptr),
+            Ptr(dx.block.ptr),
+            Ptr(again.map_or(0, |t| t.block.ptr)),
+            Int(da.cols as i32),
+        ];
+        let source = sources::swiglu();
+        self.device
+            .launch(&source, "swiglu_backward", grid, threads, 0, &args)?;
+        Ok(dx)
     }
 
     /// A block for each of `rows`, with threads for its vectors.
@@ -219,8 +275,8 @@ impl Ops for Cuda {
     }
 
     fn float_zeros(&self, rows: usize, cols: usize) -> Result<Float> {
-        let x = self.new_float(rows, cols, "an accumulator")?;
-        self.device.zero(&x.block, rows * cols * 4)?;
+        let mut x = self.new_float(rows, cols, "an accumulator")?;
+        x.clear();
         Ok(x)
     }
 
@@ -228,11 +284,8 @@ impl Ops for Cuda {
         expect("float", data.len() == rows * cols, || {
             format!("{} values for [{rows}, {cols}]", data.len())
         })?;
-        Ok(Float {
-            block: self.device.upload(data, "an accumulator")?,
-            rows,
-            cols,
-        })
+        let block = self.device.upload(data, "an accumulator")?;
+        Ok(Float::new(block, rows, cols))
     }
 
     fn float_f64(&self, rows: usize, cols: usize, data: &[f64]) -> Result<Float> {
@@ -248,7 +301,19 @@ impl Ops for Cuda {
     }
 
     fn read_float(&self, x: &Float) -> Result<Vec<f32>> {
-        self.device.download(&x.block, x.rows * x.cols)
+        self.read_any(x)
+    }
+
+    fn assign(&self, to: &mut Float, data: &[f32]) -> Result<()> {
+        self.put(to, data)
+    }
+
+    fn compact_moment(&self, rows: usize, cols: usize) -> Result<Float> {
+        self.new_moment(rows, cols)
+    }
+
+    fn compact_master(&self, weight: &Tensor) -> Result<Float> {
+        self.new_rest(weight)
     }
 
     fn read_float_f64(&self, x: &Float) -> Result<Vec<f64>> {
@@ -258,14 +323,15 @@ impl Ops for Cuda {
     fn widened(&self, x: &Tensor) -> Result<Float> {
         let y = self.new_float(x.rows, x.cols, "an accumulator")?;
         let n = x.rows * x.cols;
-        let args = [Ptr(x.block.ptr), Ptr(y.block.ptr), Long(n as i64)];
+        let args = [Ptr(x.block.ptr), Ptr(y.at(&self.device)?), Long(n as i64)];
         self.device
             .launch(&sources::rows(), "widened", self.grid(n), THREADS, 0, &args)?;
         Ok(y)
     }
 
     fn zero(&self, x: &mut Float) -> Result<()> {
-        self.device.zero(&x.block, x.rows * x.cols * 4)
+        x.clear();
+        Ok(())
     }
 
     fn ids(&self, ids: &[u32]) -> Result<Ids> {
@@ -345,16 +411,17 @@ impl Ops for Cuda {
     fn accumulate_bias(&self, dy: &Tensor, db: &mut Float) -> Result<()> {
         let parts = dy.rows.div_ceil(256).clamp(1, 64);
         let part = self.new_float(parts, dy.cols, "bias partial sums")?;
+        let part = part.at(&self.device)?;
         let grid = (dy.cols.div_ceil(32) as u32, parts as u32, 1);
         let args = [
             Ptr(dy.block.ptr),
-            Ptr(part.block.ptr),
+            Ptr(part),
             Int(dy.rows as i32),
             Int(dy.cols as i32),
         ];
         self.device
             .launch(&sources::rows(), "column_sum_part", grid, 256, 0, &args)?;
-        self.add_parts(part.block.ptr, db.block.ptr, parts, dy.cols, dy.cols)
+        self.add_parts(part, db.at(&self.device)?, parts, dy.cols, dy.cols)
     }
 
     fn matmul_nt(&self, x: &Tensor, w: &Tensor) -> Result<Tensor> {
@@ -397,13 +464,14 @@ impl Ops for Cuda {
             float_out: true,
             accumulate: true,
         };
-        self.product(
-            "accumulate_tn",
-            (x, x.rows),
-            (dy, dy.rows),
-            shape,
-            dw.block.ptr,
-        )
+        expect("accumulate_tn", dw.len() == x.cols * dy.cols, || {
+            format!("[{}, {}] for [{}, {}]", dw.rows, dw.cols, dy.cols, x.cols)
+        })?;
+        if x.rows == 0 && dy.rows == 0 {
+            return Ok(());
+        }
+        let out = dw.to_add();
+        self.product_added("accumulate_tn", (x, x.rows), (dy, dy.rows), shape, out)
     }
 
     fn embed(&self, table: &Tensor, ids: &Ids) -> Result<Tensor> {
@@ -447,7 +515,7 @@ impl Ops for Cuda {
             Ptr(distinct_on_device.ptr),
             Ptr(first.ptr),
             Ptr(order.ptr),
-            Ptr(dtable.block.ptr),
+            Ptr(dtable.at(&self.device)?),
             Int(dx.cols as i32),
         ];
         let grid = (distinct.len() as u32, 1, 1);
@@ -462,7 +530,7 @@ impl Ops for Cuda {
             Ptr(x.block.ptr),
             Ptr(w.block.ptr),
             Ptr(y.block.ptr),
-            Ptr(r.block.ptr),
+            Ptr(r.at(&self.device)?),
             Int(x.rows as i32),
             Int(x.cols as i32),
             F(eps as f32),
@@ -487,7 +555,7 @@ impl Ops for Cuda {
             Ptr(w.block.ptr),
             Ptr(s.block.ptr),
             Ptr(y.block.ptr),
-            Ptr(r.block.ptr),
+            Ptr(r.at(&self.device)?),
             Int(x.rows as i32),
             Int(x.cols as i32),
             F(eps as f32),
@@ -505,23 +573,22 @@ impl Ops for Cuda {
         residual: Option<&Tensor>,
         dw: &mut Float,
     ) -> Result<Tensor> {
-        let dx = self.new_tensor(x.rows, x.cols, "a norm's gradient")?;
-        let blocks = x.rows.min(self.device.num_sms as usize * 3);
-        let part = self.new_float(blocks, x.cols, "norm partial sums")?;
-        let args = [
-            Ptr(dy.block.ptr),
-            Ptr(x.block.ptr),
-            Ptr(r.block.ptr),
-            Ptr(w.block.ptr),
-            Ptr(residual.map_or(0, |t| t.block.ptr)),
-            Ptr(dx.block.ptr),
-            Ptr(part.block.ptr),
-            Int(x.rows as i32),
-            Int(x.cols as i32),
-        ];
-        self.norm_launch("rmsnorm_backward", Some(blocks), x.rows, x.cols, &args)?;
-        self.add_parts(part.block.ptr, dw.block.ptr, blocks, x.cols, x.cols)?;
-        Ok(dx)
+        self.norm_gradient(dy, x, (r, w), residual, dw, None)
+    }
+
+    fn rmsnorm_backward_again(
+        &self,
+        dy: &Tensor,
+        x: &Tensor,
+        r: &Float,
+        w: &Tensor,
+        _eps: f64,
+        residual: Option<&Tensor>,
+        dw: &mut Float,
+    ) -> Result<(Tensor, Tensor)> {
+        let y = self.new_tensor(x.rows, x.cols, "a norm")?;
+        let dx = self.norm_gradient(dy, x, (r, w), residual, dw, Some(&y))?;
+        Ok((dx, y))
     }
 
     fn qk_norm_rope(
@@ -545,14 +612,12 @@ impl Ops for Cuda {
             Ptr(qkv.block.ptr),
             Ptr(y.block.ptr),
             Ptr(positions.block.ptr),
-            Ptr(rope.cos.block.ptr),
-            Ptr(rope.sin.block.ptr),
+            Ptr(rope.cos.at(&self.device)?),
+            Ptr(rope.sin.at(&self.device)?),
             Ptr(wq),
             Ptr(wk),
-            Ptr(r.as_ref().map_or(0, |r| r.block.ptr)),
+            Ptr(r.as_ref().map_or(Ok(0), |r| r.at(&self.device))?),
             Int(qkv.rows as i32),
-            Int(heads.query as i32),
-            Int(heads.kv as i32),
             F(eps as f32),
         ];
         let source = sources::qk_norm_rope(heads, rope.dims, rope.style);
@@ -582,25 +647,30 @@ impl Ops for Cuda {
         let blocks = dqkv
             .rows
             .div_ceil(tokens_of_rotation(heads))
-            .min(self.device.num_sms as usize * 4);
+            .min(self.device.num_sms as usize * 3);
         let part = self.new_float(blocks, 2 * heads.dim, "norm partial sums")?;
-        let (wq, wk, x, r) = norms.as_ref().map_or((0, 0, 0, 0), |(n, x, r)| {
-            (n.query.block.ptr, n.key.block.ptr, x.block.ptr, r.block.ptr)
-        });
+        let part = part.at(&self.device)?;
+        let (wq, wk, x, r) = match &norms {
+            Some((n, x, r)) => (
+                n.query.block.ptr,
+                n.key.block.ptr,
+                x.block.ptr,
+                r.at(&self.device)?,
+            ),
+            None => (0, 0, 0, 0),
+        };
         let args = [
             Ptr(dqkv.block.ptr),
             Ptr(x),
             Ptr(dx.block.ptr),
             Ptr(positions.block.ptr),
-            Ptr(rope.cos.block.ptr),
-            Ptr(rope.sin.block.ptr),
+            Ptr(rope.cos.at(&self.device)?),
+            Ptr(rope.sin.at(&self.device)?),
             Ptr(wq),
             Ptr(wk),
             Ptr(r),
-            Ptr(part.block.ptr),
+            Ptr(part),
             Int(dqkv.rows as i32),
-            Int(heads.query as i32),
-            Int(heads.kv as i32),
         ];
         let source = sources::qk_norm_rope(heads, rope.dims, rope.style);
         self.device.launch(
@@ -612,15 +682,11 @@ impl Ops for Cuda {
             &args,
         )?;
         if let (Some(_), Some((dq, dk))) = (&norms, dnorms) {
-            let keys = part.block.ptr + 4 * heads.dim as u64;
-            self.add_parts(
-                part.block.ptr,
-                dq.block.ptr,
-                blocks,
-                heads.dim,
-                2 * heads.dim,
-            )?;
-            self.add_parts(keys, dk.block.ptr, blocks, heads.dim, 2 * heads.dim)?;
+            let keys = part + 4 * heads.dim as u64;
+            for (part, sum) in [(part, dq), (keys, dk)] {
+                let sum = sum.at(&self.device)?;
+                self.add_parts(part, sum, blocks, heads.dim, 2 * heads.dim)?;
+            }
         }
         Ok(dx)
     }
@@ -743,6 +809,7 @@ impl Ops for Cuda {
             rows * heads.query * splits
         };
         let parts = self.new_float(parts, heads.dim + 2, "attention's parts")?;
+        let parts = parts.at(&self.device)?;
         let which = self.tables.which.upload(&self.device, which)?;
         let table = self.tables.table.upload(&self.device, table)?;
         let seen = self.tables.seen.upload(&self.device, seen)?;
@@ -758,7 +825,7 @@ impl Ops for Cuda {
             Ptr(table.ptr),
             Ptr(seen.ptr),
             Ptr(out.block.ptr),
-            Ptr(parts.block.ptr),
+            Ptr(parts),
             Int(heads.query as i32),
             Int(heads.kv as i32),
             F(scale as f32),
@@ -769,7 +836,7 @@ impl Ops for Cuda {
             .launch(&source, "attention_paged", grid, 128, 0, &args)?;
         if splits > 1 {
             let args = [
-                Ptr(parts.block.ptr),
+                Ptr(parts),
                 Ptr(which.ptr),
                 Ptr(seen.ptr),
                 Ptr(out.block.ptr),
@@ -795,23 +862,12 @@ impl Ops for Cuda {
     }
 
     fn swiglu_backward(&self, da: &Tensor, gate_up: &Tensor) -> Result<Tensor> {
-        let dx = self.new_tensor(gate_up.rows, gate_up.cols, "swiglu's gradient")?;
-        let (grid, threads) = Self::by_row(da.rows, da.cols);
-        let args = [
-            Ptr(da.block.ptr),
-            Ptr(gate_up.block.ptr),
-            Ptr(dx.block.ptr),
-            Int(da.cols as i32),
-        ];
-        self.device.launch(
-            &sources::swiglu(),
-            "swiglu_backward",
-            grid,
-            threads,
-            0,
-            &args,
-        )?;
-        Ok(dx)
+        self.swiglu_gradient(da, gate_up, None)
+    }
+
+    fn swiglu_backward_again(&self, da: &Tensor, gate_up: &Tensor) -> Result<(Tensor, Tensor)> {
+        let y = self.new_tensor(da.rows, da.cols, "swiglu")?;
+        Ok((self.swiglu_gradient(da, gate_up, Some(&y))?, y))
     }
 
     fn logits_chunk_bytes(&self) -> usize {
@@ -819,18 +875,7 @@ impl Ops for Cuda {
     }
 
     fn logits(&self, h: &Tensor, w: &Tensor) -> Result<Float> {
-        let z = self.new_float(h.rows, w.rows, "logits")?;
-        let shape = Shape {
-            m: w.rows,
-            n: h.rows,
-            k: h.cols,
-            transpose_a: true,
-            transpose_b: false,
-            float_out: true,
-            accumulate: false,
-        };
-        self.product("logits", (w, w.cols), (h, h.cols), shape, z.block.ptr)?;
-        Ok(z)
+        self.logits_of(h, w)
     }
 
     fn token_stats(
@@ -840,87 +885,22 @@ impl Ops for Cuda {
         inv_temperature: f64,
         vocab: usize,
     ) -> Result<TokenStats> {
-        if let Some(id) = targets.host.iter().find(|&&id| id as usize >= vocab) {
-            return Err(shape_error(
-                "token_stats",
-                format!("target {id}, but the vocabulary has {vocab} tokens"),
-            ));
-        }
-        let out = self.new_float(logits.rows, 4, "token statistics")?;
-        let args = [
-            Ptr(logits.block.ptr),
-            Ptr(targets.block.ptr),
-            Ptr(out.block.ptr),
-            Long(logits.cols as i64),
-            Int(vocab as i32),
-            F(inv_temperature as f32),
-        ];
-        self.device.launch(
-            &sources::head(),
-            "token_stats",
-            (logits.rows as u32, 1, 1),
-            512,
-            0,
-            &args,
-        )?;
-        let values = self.read_float(&out)?;
-        let column = |c: usize| {
-            values
-                .chunks_exact(4)
-                .map(|row| f64::from(row[c]))
-                .collect()
-        };
-        Ok(TokenStats {
-            logprob: column(0),
-            entropy: column(1),
-            lse: column(2),
-        })
+        self.stats_of(self.queue_stats(logits, targets, inv_temperature, vocab)?)
+    }
+
+    fn token_stats_later<'a>(
+        &'a self,
+        logits: &Float,
+        targets: &Ids,
+        inv_temperature: f64,
+        vocab: usize,
+    ) -> Result<Later<'a, TokenStats>> {
+        let queued = self.queue_stats(logits, targets, inv_temperature, vocab)?;
+        Ok(Box::new(move || self.stats_of(queued)))
     }
 
     fn draw(&self, logits: &Float, draws: &[Draw], vocab: usize) -> Result<Option<Vec<Drawn>>> {
-        expect(
-            "draw",
-            draws.len() == logits.rows && vocab <= logits.cols,
-            || {
-                format!(
-                    "{} draws from {vocab} tokens for [{}, {}]",
-                    draws.len(),
-                    logits.rows,
-                    logits.cols
-                )
-            },
-        )?;
-        // As many tiles as the kernel keeps sums of.
-        if logits.rows == 0 || vocab > 256 * 4096 {
-            return Ok(logits.rows.eq(&0).then(Vec::new));
-        }
-        let how: Vec<f32> = draws
-            .iter()
-            .flat_map(|d| {
-                [
-                    d.inv_temperature as f32,
-                    d.uniform.map_or(-1.0, |u| u as f32),
-                ]
-            })
-            .collect();
-        let how = self.device.upload(&how, "how tokens are drawn")?;
-        let out = self.new_float(logits.rows, 2, "drawn tokens")?;
-        let args = [
-            Ptr(logits.block.ptr),
-            Ptr(how.ptr),
-            Ptr(out.block.ptr),
-            Long(logits.cols as i64),
-            Int(vocab as i32),
-        ];
-        let grid = (logits.rows as u32, 1, 1);
-        self.device
-            .launch(&sources::draw(), "draw", grid, 1024, 0, &args)?;
-        let drawn = self.read_float(&out)?;
-        let drawn = drawn.chunks_exact(2).map(|row| Drawn {
-            token: row[0].to_bits(),
-            logprob: f64::from(row[1]),
-        });
-        Ok(Some(drawn.collect()))
+        self.draw_tokens(logits, draws, vocab)
     }
 
     fn logits_backward(
@@ -933,41 +913,7 @@ impl Ops for Cuda {
         a: &[f64],
         b: &[f64],
     ) -> Result<Tensor> {
-        let dz = self.new_tensor(logits.rows, logits.cols, "the logits' gradient")?;
-        let packed: Vec<f32> = (0..logits.rows)
-            .flat_map(|row| {
-                [
-                    stats.logprob[row] as f32,
-                    stats.entropy[row] as f32,
-                    stats.lse[row] as f32,
-                    0.0,
-                ]
-            })
-            .collect();
-        let narrow = |values: &[f64]| values.iter().map(|&v| v as f32).collect::<Vec<_>>();
-        let stats = self.device.upload(&packed, "token statistics")?;
-        let a = self.device.upload(&narrow(a), "token weights")?;
-        let b = self.device.upload(&narrow(b), "token weights")?;
-        let args = [
-            Ptr(logits.block.ptr),
-            Ptr(targets.block.ptr),
-            Ptr(stats.ptr),
-            Ptr(a.ptr),
-            Ptr(b.ptr),
-            Ptr(dz.block.ptr),
-            Long(logits.cols as i64),
-            Int(vocab as i32),
-            F(inv_temperature as f32),
-        ];
-        self.device.launch(
-            &sources::head(),
-            "logits_backward",
-            (logits.rows as u32, 1, 1),
-            512,
-            0,
-            &args,
-        )?;
-        Ok(dz)
+        self.logits_gradient(&logits, targets, inv_temperature, vocab, stats, a, b)
     }
 
     fn join(&self, parts: &[(&Tensor, Range<usize>)], len: usize) -> Result<Tensor> {
@@ -991,32 +937,11 @@ impl Ops for Cuda {
     }
 
     fn sum_squares(&self, x: &Float) -> Result<f64> {
-        self.sum_squares_of_all(std::slice::from_ref(x))
+        self.squares_of_all(&[x])
     }
 
     fn sum_squares_of_all(&self, all: &[Float]) -> Result<f64> {
-        let blocks_of = |x: &Float| {
-            (x.rows * x.cols)
-                .div_ceil(4 * THREADS as usize)
-                .min(self.device.num_sms as usize * 4)
-        };
-        let total: usize = all.iter().map(blocks_of).sum();
-        let part = self.device.pool.take(total * 8, "norm partial sums")?;
-        let mut place = part.ptr;
-        for x in all {
-            let blocks = blocks_of(x);
-            let args = [Ptr(x.block.ptr), Ptr(place), Long((x.rows * x.cols) as i64)];
-            self.device.launch(
-                &sources::rows(),
-                "sum_squares_part",
-                (blocks as u32, 1, 1),
-                THREADS,
-                0,
-                &args,
-            )?;
-            place += blocks as u64 * 8;
-        }
-        Ok(self.device.download::<f64>(&part, total)?.iter().sum())
+        self.squares_of_all(&all.iter().collect::<Vec<_>>())
     }
 
     fn adamw(
@@ -1028,27 +953,19 @@ impl Ops for Cuda {
         master: Option<&mut Float>,
         weight: &mut Tensor,
     ) -> Result<()> {
-        let master = master
-            .ok_or_else(|| shape_error("adamw", "bf16 weights need an fp32 master".into()))?;
-        let n = weight.rows * weight.cols;
-        let correction = |beta: f64| (1.0 / (1.0 - beta.powf(step.step as f64))) as f32;
-        let args = [
-            Ptr(grad.block.ptr),
-            Ptr(m.block.ptr),
-            Ptr(v.block.ptr),
-            Ptr(master.block.ptr),
-            Ptr(weight.block.ptr),
-            Long(n as i64),
-            F(step.lr as f32),
-            F(step.beta1 as f32),
-            F(step.beta2 as f32),
-            F(step.eps as f32),
-            F(step.weight_decay as f32),
-            F(correction(step.beta1)),
-            F(correction(step.beta2)),
-            F(step.grad_scale as f32),
-        ];
-        self.device
-            .launch(&sources::adamw(), "adamw", self.grid(n), THREADS, 0, &args)
+        let weight_decay = step.weight_decay;
+        let update = Update {
+            weight_decay,
+            grad,
+            m,
+            v,
+            master,
+            weight,
+        };
+        self.update_all(step, vec![update])
+    }
+
+    fn adamw_all(&self, step: &AdamW, updates: Vec<Update<'_, Self>>) -> Result<()> {
+        self.update_all(step, updates)
     }
 }

@@ -66,11 +66,11 @@ impl Cuda {
         len: usize,
     ) -> Result<Float> {
         let y = self.new_float(1, len, "joined pieces")?;
-        let parts: Vec<_> = parts
-            .iter()
-            .map(|(x, range)| (&x.block, x.rows * x.cols, range.clone()))
-            .collect();
-        self.join_blocks("join_float", &parts, &y.block, len, 4)?;
+        let mut from = Vec::with_capacity(parts.len());
+        for (x, range) in parts {
+            from.push((x.block(&self.device)?, x.len(), range.clone()));
+        }
+        self.join_blocks("join_float", &from, y.block(&self.device)?, len, 4)?;
         Ok(y)
     }
 
@@ -97,8 +97,8 @@ impl Cuda {
     ) -> Result<Float> {
         fits("cut_float", &range, rows, cols)?;
         let y = self.new_float(rows, cols, "a piece")?;
-        let parts = [(&x.block, x.rows * x.cols, range)];
-        self.join_blocks("cut_float", &parts, &y.block, rows * cols, 4)?;
+        let parts = [(x.block(&self.device)?, x.len(), range)];
+        self.join_blocks("cut_float", &parts, y.block(&self.device)?, rows * cols, 4)?;
         Ok(y)
     }
 

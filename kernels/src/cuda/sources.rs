@@ -58,6 +58,8 @@ pub(super) fn qk_norm_rope(heads: Heads, rotary: usize, style: RopeStyle) -> Sou
         format!("ROT={rotary}"),
         format!("INTERLEAVED={interleaved}"),
         format!("LANES={}", lanes_of_head(heads)),
+        format!("NQ={}", heads.query),
+        format!("NKV={}", heads.kv),
     )
 }
 

@@ -49,14 +49,12 @@ token_stats(const float* z, const u32* target, float* out, i64 stride, int vocab
   }
 }
 
-// dz = (a (1[v = y] - p) + b p (E1 - u)) / temperature; columns from `vocab` to `stride` get 0.
+// dz = (a (1[v = y] - p) + b p (E1 - u)) / temperature, rows[r] = (a, b, entropy, lse); columns from `vocab` to `stride` get 0.
 extern "C" __global__ void __launch_bounds__(512)
-logits_backward(const float* z, const u32* target, const float* stats, const float* a, const float* b, u16* dz, i64 stride,
-                int vocab, float inv_t) {
+logits_backward(const float* z, const u32* target, const float4* rows, u16* dz, i64 stride, int vocab, float inv_t) {
   i64 base = blockIdx.x * stride;
-  float ra = a[blockIdx.x] * inv_t, rb = b[blockIdx.x] * inv_t;
-  float entropy = stats[(i64)blockIdx.x * 4 + 1], lse = stats[(i64)blockIdx.x * 4 + 2];
-  float e1 = lse - entropy;
+  float4 of_row = rows[blockIdx.x];
+  float ra = of_row.x * inv_t, rb = of_row.y * inv_t, lse = of_row.w, e1 = lse - of_row.z;
   int y = (int)target[blockIdx.x];
   auto one = [&](float zv, int v) {
     float u = zv * inv_t, p = __expf(u - lse);

@@ -1,15 +1,21 @@
 // A head is LANES threads with 8 elements each; PARTS such groups share a token and walk over its heads, so that cosines and
 // sines are read once a token. DIM is the head's width, ROT its rotating part; the partner of an element is in the same
 // place of another thread (half style) or beside it (interleaved).
+// NQ query and NKV key heads are known too, so that a thread's heads are an unrolled list: AHEAD of them are on their way from
+// memory while others are computed.
 #ifndef DIM
 #define DIM 64
 #define ROT 64
 #define INTERLEAVED 0
 #define LANES 8
+#define NQ 8
+#define NKV 2
 #endif
 #define GROUPS (256 / LANES)
 #define PARTS (GROUPS < 4 ? GROUPS : 4)
 #define TOKENS (GROUPS / PARTS)  // tokens of a block
+#define HEADS (NQ + 2 * NKV)
+#define TURNS ((HEADS + PARTS - 1) / PARTS)  // heads of a thread: PARTS turn + part
 
 struct Angles { float c[8], s[8]; };
 
@@ -60,107 +66,138 @@ __device__ __forceinline__ float head_sum(float v) {
   return v;
 }
 
-// Values pass.
-__device__ __forceinline__ void copy_heads(const u16* x, u16* y, i64 row, int from, int heads, bool live) {
-#pragma unroll 2
-  for (int h = from; h < heads; h += PARTS)
-    if (live) store8(y + row + h * DIM, load8(x + row + h * DIM));
+// Is the head of a turn a query's? Where all parts agree the compiler knows.
+__device__ __forceinline__ bool is_query(int turn, int h) {
+  return (turn + 1) * PARTS <= NQ || (turn * PARTS < NQ && h < NQ);
 }
 
-extern "C" __global__ void __launch_bounds__(256)
-qk_norm_rope(const u16* x, u16* y, const u32* pos, const float* cosine, const float* sine, const u16* wq, const u16* wk,
-             float* rstd, int tokens, int nq, int nkv, float eps) {
+template <int AHEAD>
+__device__ __forceinline__ void forward(const u16* x, u16* y, const u32* pos, const float* cosine, const float* sine, const u16* wq,
+                                        const u16* wk, float* rstd, int tokens, float eps) {
   int lane = threadIdx.x % LANES, group = threadIdx.x / LANES, part = group % PARTS;
   i64 token = (i64)blockIdx.x * TOKENS + group / PARTS;
   bool here = token < tokens, mine = here && lane < DIM / 8;
-  i64 row = token * (nq + 2 * nkv) * DIM + 8 * lane;
-  Angles a = angles(cosine, sine, pos, token, here, lane);
-  // Heads from `from` to `to`, with one weight; every thread takes part in every exchange.
-  auto sweep = [&](int from, int to, const u16* w) {
-    float weight[8];
-    Vec8 packed{};
-    if (w && mine) packed = load8(w + 8 * lane);
-    unpack8(packed, weight);
-#pragma unroll 2
-    for (int first = from; first < to; first += PARTS) {
-      int h = first + part;
-      bool live = mine && h < to;
-      Vec8 in{};
-      if (live) in = load8(x + row + h * DIM);
-      float v[8];
-      unpack8(in, v);
-      if (w) {
-        float ss = 0.f;
+  i64 row = token * HEADS * DIM + 8 * lane;
+  Angles a;
+  Vec8 of_query{}, of_key{};
 #pragma unroll
-        for (int j = 0; j < 8; j++) ss += v[j] * v[j];
-        float r = rsqrtf(head_sum(ss) / DIM + eps);
-        if (live && lane == 0) rstd[token * (nq + nkv) + h] = r;
+  for (int first = 0; first < TURNS; first += AHEAD) {
+    Vec8 in[AHEAD];
 #pragma unroll
-        for (int j = 0; j < 8; j++) v[j] *= r * weight[j];
-      }
-      rotate(v, a, 1.f, lane);
-      if (live) store8(y + row + h * DIM, pack8(v));
+    for (int i = 0; i < AHEAD; i++) {
+      int h = (first + i) * PARTS + part;
+      in[i] = Vec8{};
+      if (first + i < TURNS && mine && h < HEADS) in[i] = load8(x + row + h * DIM);
     }
-  };
-  sweep(0, nq, wq);
-  sweep(nq, nq + nkv, wk);
-  copy_heads(x, y, row, nq + nkv + part, nq + 2 * nkv, mine);
+    if (first == 0) {
+      a = angles(cosine, sine, pos, token, here, lane);
+      if (wq && mine) {
+        of_query = load8(wq + 8 * lane);
+        of_key = load8(wk + 8 * lane);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < AHEAD; i++) {
+      int turn = first + i, h = turn * PARTS + part;
+      if (turn * PARTS < NQ + NKV) {  // every thread takes part in every exchange; values pass
+        float v[8];
+        unpack8(in[i], v);
+        if (wq) {
+          float weight[8], ss = 0.f;
+          unpack8(is_query(turn, h) ? of_query : of_key, weight);
+#pragma unroll
+          for (int j = 0; j < 8; j++) ss += v[j] * v[j];
+          float r = rsqrtf(head_sum(ss) / DIM + eps);
+          if (mine && lane == 0 && h < NQ + NKV) rstd[token * (NQ + NKV) + h] = r;
+#pragma unroll
+          for (int j = 0; j < 8; j++) v[j] *= r * weight[j];
+        }
+        rotate(v, a, 1.f, lane);
+        if (h < NQ + NKV) in[i] = pack8(v);
+      }
+      if (turn < TURNS && mine && h < HEADS) store8(y + row + h * DIM, in[i]);
+    }
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(256, 4)
+qk_norm_rope(const u16* x, u16* y, const u32* pos, const float* cosine, const float* sine, const u16* wq, const u16* wk,
+             float* rstd, int tokens, float eps) {
+  forward<(TURNS < 4 ? TURNS : 4)>(x, y, pos, cosine, sine, wq, wk, rstd, tokens, eps);
+}
+
+// Sums of dy xh of a thread's heads go to `dq` and `dk`.
+template <int AHEAD>
+__device__ __forceinline__ void backward(const u16* dy, const u16* x, u16* dx, const Angles& a, Vec8 of_query, Vec8 of_key,
+                                         const float* rstd, bool norms, i64 token, bool mine, int lane, int part,
+                                         float (&dq)[8], float (&dk)[8]) {
+  i64 row = token * HEADS * DIM + 8 * lane;
+#pragma unroll
+  for (int first = 0; first < TURNS; first += AHEAD) {
+    // Zeros where a thread has nothing: what it gives to exchanges and sums.
+    Vec8 in[AHEAD], before[AHEAD];
+    float r[AHEAD];
+#pragma unroll
+    for (int i = 0; i < AHEAD; i++) {
+      int turn = first + i, h = turn * PARTS + part;
+      in[i] = before[i] = Vec8{};
+      r[i] = 0.f;
+      if (turn < TURNS && mine && h < HEADS) in[i] = load8(dy + row + h * DIM);
+      if (turn * PARTS < NQ + NKV && norms && mine && h < NQ + NKV) {
+        before[i] = load8(x + row + h * DIM);
+        r[i] = rstd[token * (NQ + NKV) + h];
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < AHEAD; i++) {
+      int turn = first + i, h = turn * PARTS + part;
+      if (turn * PARTS < NQ + NKV) {
+        float v[8];
+        unpack8(in[i], v);
+        rotate(v, a, -1.f, lane);
+        if (norms) {
+          float xh[8], g[8], dot = 0.f;
+          unpack8(before[i], xh);
+          bool query = is_query(turn, h);
+          unpack8(query ? of_query : of_key, g);
+#pragma unroll
+          for (int j = 0; j < 8; j++) {
+            xh[j] *= r[i];
+            float dw = v[j] * xh[j];
+            if (query) dq[j] += dw; else dk[j] += dw;
+            v[j] *= g[j];
+            dot += v[j] * xh[j];
+          }
+          dot = head_sum(dot) / DIM;
+#pragma unroll
+          for (int j = 0; j < 8; j++) v[j] = r[i] * (v[j] - xh[j] * dot);
+        }
+        if (h < NQ + NKV) in[i] = pack8(v);
+      }
+      if (turn < TURNS && mine && h < HEADS) store8(dx + row + h * DIM, in[i]);
+    }
+  }
 }
 
 // Blocks stride over tokens; with norms each block leaves its sums of dy xh for queries and keys in part[block, 2 DIM], added
 // in order afterwards.
 extern "C" __global__ void __launch_bounds__(256, 3)
 qk_norm_rope_backward(const u16* dy, const u16* x, u16* dx, const u32* pos, const float* cosine, const float* sine,
-                      const u16* wq, const u16* wk, const float* rstd, float* part_out, int tokens, int nq, int nkv) {
+                      const u16* wq, const u16* wk, const float* rstd, float* part_out, int tokens) {
   int lane = threadIdx.x % LANES, group = threadIdx.x / LANES, part = group % PARTS;
   float dq[8], dk[8];
 #pragma unroll
   for (int j = 0; j < 8; j++) dq[j] = dk[j] = 0.f;
+  Vec8 of_query{}, of_key{};
+  if (wq && lane < DIM / 8) {
+    of_query = load8(wq + 8 * lane);
+    of_key = load8(wk + 8 * lane);
+  }
   for (i64 begin = (i64)blockIdx.x * TOKENS; begin < tokens; begin += (i64)gridDim.x * TOKENS) {
     i64 token = begin + group / PARTS;
     bool here = token < tokens, mine = here && lane < DIM / 8;
-    i64 row = token * (nq + 2 * nkv) * DIM + 8 * lane;
     Angles a = angles(cosine, sine, pos, token, here, lane);
-    auto sweep = [&](int from, int to, const u16* w, float* dw) {
-      Vec8 weight{};
-      if (w && mine) weight = load8(w + 8 * lane);
-#pragma unroll 1
-      for (int first = from; first < to; first += PARTS) {
-        int h = first + part;
-        bool live = mine && h < to;
-        Vec8 in{}, before{};
-        float r = 0.f;
-        if (live) {
-          in = load8(dy + row + h * DIM);
-          if (w) {
-            before = load8(x + row + h * DIM);
-            r = rstd[token * (nq + nkv) + h];
-          }
-        }
-        float v[8];
-        unpack8(in, v);
-        rotate(v, a, -1.f, lane);
-        if (w) {
-          float xh[8], g[8], dot = 0.f;
-          unpack8(before, xh);
-          unpack8(weight, g);
-#pragma unroll
-          for (int j = 0; j < 8; j++) {
-            xh[j] *= r;
-            dw[j] += v[j] * xh[j];
-            v[j] *= g[j];
-            dot += v[j] * xh[j];
-          }
-          dot = head_sum(dot) / DIM;
-#pragma unroll
-          for (int j = 0; j < 8; j++) v[j] = r * (v[j] - xh[j] * dot);
-        }
-        if (live) store8(dx + row + h * DIM, pack8(v));
-      }
-    };
-    sweep(0, nq, wq, dq);
-    sweep(nq, nq + nkv, wk, dk);
-    copy_heads(dy, dx, row, nq + nkv + part, nq + 2 * nkv, mine);
+    backward<(TURNS < 2 ? TURNS : 2)>(dy, x, dx, a, of_query, of_key, rstd, wq != nullptr, token, mine, lane, part, dq, dk);
   }
   if (!wq) return;
   __shared__ float sums[GROUPS][DIM];

@@ -84,11 +84,11 @@ add_rmsnorm(const u16* x, const u16* delta, const u16* w, u16* s, u16* y, float*
   norm<true>(x, delta, w, s, y, rstd, rows, cols, eps);
 }
 
-// dx = r (g - xh mean(g xh)) + residual, g = dy w, xh = x r. Block b takes every gridDim-th group of rows and leaves its sum
+// dx = r (g - xh mean(g xh)) + residual, g = dy w, xh = x r; with `again` also y, which forward gave. Block b takes every gridDim-th group of rows and leaves its sum
 // of dy xh in part[b, cols]; add_parts (rows) adds the parts in order.
 extern "C" __global__ void __launch_bounds__(BLOCK)
-rmsnorm_backward(const u16* dy, const u16* x, const float* rstd, const u16* w, const u16* residual, u16* dx, float* part,
-                 int rows, int cols) {
+rmsnorm_backward(const u16* dy, const u16* x, const float* rstd, const u16* w, const u16* residual, u16* dx, u16* again,
+                 float* part, int rows, int cols) {
   int lane = threadIdx.x % LANES, sub = threadIdx.x / LANES;
   float dw[PER][8];
   Vec8 weight[PER];
@@ -141,8 +141,13 @@ rmsnorm_backward(const u16* dy, const u16* x, const float* rstd, const u16* w, c
         unpack8(weight[p], g);
         if (residual) unpack8(rs[p], o);
 #pragma unroll
-        for (int j = 0; j < 8; j++) o[j] = (residual ? o[j] : 0.f) + r * (g[j] * d[j] - v[j] * r * dot);
+        for (int j = 0; j < 8; j++) {
+          float xh = v[j] * r;
+          o[j] = (residual ? o[j] : 0.f) + r * (g[j] * d[j] - xh * dot);
+          g[j] *= xh;
+        }
         store8(dx + base + c, pack8(o));
+        if (again) store8(again + base + c, pack8(g));
       }
     }
   }

@@ -71,22 +71,3 @@ extern "C" __global__ void add_parts(const float* part, float* out, int parts, i
 extern "C" __global__ void widened(const u16* x, float* y, i64 n) {
   for (i64 i = blockIdx.x * (i64)blockDim.x + threadIdx.x; i < n; i += (i64)gridDim.x * blockDim.x) y[i] = bf(x[i]);
 }
-
-extern "C" __global__ void sum_squares_part(const float* x, double* part, i64 n) {
-  double acc = 0.0;
-  i64 start = blockIdx.x * (i64)blockDim.x + threadIdx.x, stride = (i64)gridDim.x * blockDim.x;
-#pragma unroll 4
-  for (i64 i = start; i < n / 4; i += stride) {
-    float4 v = reinterpret_cast<const float4*>(x)[i];
-    acc += (double)v.x * v.x + (double)v.y * v.y + (double)v.z * v.z + (double)v.w * v.w;
-  }
-  for (i64 i = n / 4 * 4 + start; i < n; i += stride) acc += (double)x[i] * x[i];
-  __shared__ double s[256];
-  s[threadIdx.x] = acc;
-  __syncthreads();
-  for (int o = blockDim.x / 2; o; o >>= 1) {
-    if (threadIdx.x < o) s[threadIdx.x] += s[threadIdx.x + o];
-    __syncthreads();
-  }
-  if (threadIdx.x == 0) part[blockIdx.x] = s[0];
-}

@@ -2,6 +2,7 @@
 
 use slime_kernels::{
     AdamW, Draw, Drawn, Heads, Norms, Ops, PagedSequence, Result, RopeStyle, RopeTable, Sequences,
+    Update,
 };
 
 /// How near two backends should come.
@@ -214,7 +215,14 @@ impl Body {
                 out.tensor("dx", &o.matmul_nn(&dy, &w)?)?;
                 let mut dw = o.float(outputs, inputs, &numbers(4, outputs * inputs))?;
                 o.accumulate_tn(&dy, &x, &mut dw)?;
-                out.float("dw", Kind::Float, &dw)
+                out.float("dw", Kind::Float, &dw)?;
+                o.zero(&mut dw)?;
+                out.put("zero", Kind::Exact, vec![o.sum_squares(&dw)?]);
+                o.zero(&mut dw)?;
+                for _ in 0..2 {
+                    o.accumulate_tn(&dy, &x, &mut dw)?;
+                }
+                out.float("dw from zero", Kind::Float, &dw)
             }
             Self::Embedding {
                 vocab,
@@ -250,7 +258,12 @@ impl Body {
                     )?;
                     out.float("dw", Kind::Float, &dw)?;
                 }
-                Ok(())
+                let mut dw = o.float_zeros(1, cols)?;
+                let past = Some(&delta);
+                let (dx, y) = o.rmsnorm_backward_again(&dy, &x, &r, &w, 1e-6, past, &mut dw)?;
+                out.tensor("dx beside y", &dx)?;
+                out.tensor("y again", &y)?;
+                out.float("dw from zero", Kind::Float, &dw)
             }
             Self::Rotation {
                 heads,
@@ -392,7 +405,10 @@ impl Body {
             Self::SwiGlu { rows, cols } => {
                 let (x, da) = (tensor(o, 1, rows, 2 * cols)?, tensor(o, 2, rows, cols)?);
                 out.tensor("a", &o.swiglu(&x)?)?;
-                out.tensor("dx", &o.swiglu_backward(&da, &x)?)
+                out.tensor("dx", &o.swiglu_backward(&da, &x)?)?;
+                let (dx, a) = o.swiglu_backward_again(&da, &x)?;
+                out.tensor("dx beside a", &dx)?;
+                out.tensor("a again", &a)
             }
             Self::Head {
                 rows,
@@ -452,6 +468,76 @@ impl Body {
                     };
                     o.adamw(&rule, &grad, &mut m, &mut v, Some(&mut master), &mut weight)?;
                 }
+                // States in 16 bits where the device has them, from a master that the weight does not hold whole.
+                let mut short = o.tensor(1, count, &start)?;
+                let (mut m3, mut v3) = (o.compact_moment(1, count)?, o.compact_moment(1, count)?);
+                let mut rest = o.compact_master(&short)?;
+                o.assign(&mut rest, &start)?;
+                out.put("assigned", Kind::Exact, o.read_float_f64(&rest)?);
+                for step in 1..=3 {
+                    let grad = o.float(1, count, &numbers(10 + step, count))?;
+                    let rule = AdamW {
+                        lr: 1e-3,
+                        beta1: 0.9,
+                        beta2: 0.98,
+                        eps: 1e-8,
+                        weight_decay: 0.1,
+                        step,
+                        grad_scale: 0.5,
+                    };
+                    o.adamw(&rule, &grad, &mut m3, &mut v3, Some(&mut rest), &mut short)?;
+                }
+                out.float("compact master", Kind::Float, &rest)?;
+                out.float("compact m", Kind::Rounded, &m3)?;
+                out.float("compact v", Kind::Rounded, &v3)?;
+                out.tensor("compact weight", &short)?;
+                // Two parameters at once, the second one longer than a thread block's share.
+                let long = 20_003;
+                let (mut m2, mut v2, mut master2) = (
+                    o.float_zeros(1, long)?,
+                    o.float_zeros(1, long)?,
+                    o.float(1, long, &numbers(2, long))?,
+                );
+                let mut weight2 = o.tensor(1, long, &numbers(2, long))?;
+                let rule = AdamW {
+                    lr: 1e-2,
+                    beta1: 0.9,
+                    beta2: 0.98,
+                    eps: 1e-8,
+                    weight_decay: 0.5,
+                    step: 4,
+                    grad_scale: 0.5,
+                };
+                let grads = [
+                    o.float(1, count, &numbers(14, count))?,
+                    o.float(1, long, &numbers(15, long))?,
+                ];
+                let updates = vec![
+                    Update {
+                        weight_decay: 0.1,
+                        grad: &grads[0],
+                        m: &mut m,
+                        v: &mut v,
+                        master: Some(&mut master),
+                        weight: &mut weight,
+                    },
+                    Update {
+                        weight_decay: 0.0,
+                        grad: &grads[1],
+                        m: &mut m2,
+                        v: &mut v2,
+                        master: Some(&mut master2),
+                        weight: &mut weight2,
+                    },
+                ];
+                o.adamw_all(&rule, updates)?;
+                out.put(
+                    "norm of all",
+                    Kind::Float,
+                    vec![o.sum_squares_of_all(&grads)?],
+                );
+                out.float("second's master", Kind::Float, &master2)?;
+                out.tensor("second's weight", &weight2)?;
                 out.float("m", Kind::Float, &m)?;
                 out.float("v", Kind::Float, &v)?;
                 out.float("master", Kind::Float, &master)?;

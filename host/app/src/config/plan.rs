@@ -889,6 +889,7 @@ fn sft_plan(said: &Resolved, verb: Verb, train: &TrainConfig) -> Option<SftPlan>
             adam_beta2: train.adam_beta2,
             adam_eps: train.adam_eps,
             clip_grad: train.clip_grad,
+            use_precision_aware_optimizer: train.use_precision_aware_optimizer,
             ..TrainConfig::default()
         },
     })

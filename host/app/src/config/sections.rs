@@ -428,6 +428,9 @@ pub struct TrainSection {
     pub adam_eps: Option<f64>,
     /// Largest gradient norm; 0 does not clip. Default 1.
     pub clip_grad: Option<f64>,
+    /// On GPUs, moments in bf16 and of each master only what its weight lacks: 12 bytes a parameter in place of 18.
+    /// Default false.
+    pub use_precision_aware_optimizer: Option<bool>,
     /// Ranks that share each matrix. Default 1.
     pub tensor_model_parallel_size: Option<usize>,
     /// Split the stream's rows over these ranks too.

@@ -222,13 +222,28 @@ impl Attention {
             ),
             None => (dout, dstream),
         };
-        let (sum, kept) = (&saved.sum, saved.normed);
+        let (sum, stat, kept) = (&saved.sum, &saved.stat, saved.normed);
+        let rebuilds = kept.is_none();
         // Rebuilt only when it is needed, after the attention's own memory is free again.
         let normed = || match kept {
             Some(normed) => pass.peers.enter(&normed),
             None => pass.peers.enter(&self.norm.again(sum, ops, weights)?),
         };
         let dy = match (&self.core, saved.core) {
+            // The norm's backward, which reads the stream, gives the normed rows too; the projection's gradient waits.
+            (Core::Grouped(core), SavedCore::Grouped(saved)) if rebuilds => {
+                let dqkv = core.backward_to_rows(dout, saved, sequences, pass, grads)?;
+                let dx = core.qkv.input_gradient(&dqkv, ops, weights)?;
+                let dx = pass.peers.enter_backward(dx)?;
+                let past = Some(&dstream);
+                let (dsum, normed) = self
+                    .norm
+                    .backward_again(&dx, sum, stat, past, ops, weights, grads)?;
+                drop((dx, dstream));
+                let rows = pass.peers.enter(&normed)?;
+                core.qkv.accumulate(&dqkv, &rows, ops, grads)?;
+                return Ok(dsum);
+            }
             (Core::Grouped(core), SavedCore::Grouped(saved)) => {
                 core.backward(dout, normed, saved, sequences, pass, grads)?
             }
@@ -242,6 +257,6 @@ impl Attention {
         };
         let dy = pass.peers.enter_backward(dy)?;
         self.norm
-            .backward(&dy, sum, &saved.stat, Some(&dstream), ops, weights, grads)
+            .backward(&dy, sum, stat, Some(&dstream), ops, weights, grads)
     }
 }

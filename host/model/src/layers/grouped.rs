@@ -237,7 +237,21 @@ impl Grouped {
         pass: Pass<'_, O>,
         grads: &mut Gradients<O>,
     ) -> Result<O::Tensor> {
+        let dqkv = self.backward_to_rows(dout, saved, sequences, pass, grads)?;
         let (ops, weights) = (pass.ops, pass.weights);
+        self.qkv.backward(&dqkv, &normed()?, ops, weights, grads)
+    }
+
+    /// Gradient of what forward gave → that of the projection's rows.
+    pub(super) fn backward_to_rows<O: Ops>(
+        &self,
+        dout: O::Tensor,
+        saved: SavedGrouped<O>,
+        sequences: &Sequences,
+        pass: Pass<'_, O>,
+        grads: &mut Gradients<O>,
+    ) -> Result<O::Tensor> {
+        let ops = pass.ops;
         let (dout, dgate) = match &saved.gate {
             Some(gate) => {
                 let (dout, dgate) = ops.gate_backward(&dout, &saved.out, gate)?;
@@ -272,10 +286,9 @@ impl Grouped {
             dnorms,
         )?;
         drop((drotated, saved.qkv));
-        let dqkv = match (&self.gate, dgate) {
-            (Some(gate), Some(dgate)) => ops.map_columns(&[&dqkv, &dgate], &gate.back)?,
-            _ => dqkv,
-        };
-        self.qkv.backward(&dqkv, &normed()?, ops, weights, grads)
+        match (&self.gate, dgate) {
+            (Some(gate), Some(dgate)) => ops.map_columns(&[&dqkv, &dgate], &gate.back),
+            _ => Ok(dqkv),
+        }
     }
 }

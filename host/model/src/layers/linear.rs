@@ -42,10 +42,38 @@ impl Linear {
         weights: &Weights<O>,
         grads: &mut Gradients<O>,
     ) -> Result<O::Tensor> {
+        self.accumulate(dy, x, ops, grads)?;
+        self.input_gradient(dy, ops, weights)
+    }
+
+    /// The half of [`Self::backward`] that needs `x`: adds `dW` and `db`.
+    ///
+    /// # Errors
+    /// The device failed.
+    pub fn accumulate<O: Ops>(
+        &self,
+        dy: &O::Tensor,
+        x: &O::Tensor,
+        ops: &O,
+        grads: &mut Gradients<O>,
+    ) -> Result<()> {
         ops.accumulate_tn(dy, x, grads.get(self.weight))?;
-        if let Some(bias) = self.bias {
-            ops.accumulate_bias(dy, grads.get(bias))?;
+        match self.bias {
+            Some(bias) => ops.accumulate_bias(dy, grads.get(bias)),
+            None => Ok(()),
         }
+    }
+
+    /// The other half: `dx`.
+    ///
+    /// # Errors
+    /// The device failed.
+    pub fn input_gradient<O: Ops>(
+        &self,
+        dy: &O::Tensor,
+        ops: &O,
+        weights: &Weights<O>,
+    ) -> Result<O::Tensor> {
         ops.matmul_nn(dy, weights.get(self.weight))
     }
 }

@@ -119,15 +119,29 @@ impl Gated {
         weights: &Weights<O>,
         grads: &mut Gradients<O>,
     ) -> Result<O::Tensor> {
-        let activated = match saved.activated {
-            Some(activated) => activated,
-            None => ops.swiglu(&saved.gate_up)?,
-        };
-        let da = self.down.backward(dy, &activated, ops, weights, grads)?;
-        drop(activated);
-        let dgate_up = ops.swiglu_backward(&da, &saved.gate_up)?;
-        drop((da, saved.gate_up));
+        let dgate_up = self.backward_of_down(dy, saved, ops, weights, grads)?;
         self.gate_up.backward(&dgate_up, &x()?, ops, weights, grads)
+    }
+
+    /// `dy` → the gradient of gate and up.
+    fn backward_of_down<O: Ops>(
+        &self,
+        dy: &O::Tensor,
+        saved: SavedGated<O>,
+        ops: &O,
+        weights: &Weights<O>,
+        grads: &mut Gradients<O>,
+    ) -> Result<O::Tensor> {
+        if let Some(activated) = saved.activated {
+            let da = self.down.backward(dy, &activated, ops, weights, grads)?;
+            drop(activated);
+            return ops.swiglu_backward(&da, &saved.gate_up);
+        }
+        let da = self.down.input_gradient(dy, ops, weights)?;
+        let (dgate_up, activated) = ops.swiglu_backward_again(&da, &saved.gate_up)?;
+        drop((da, saved.gate_up));
+        self.down.accumulate(dy, &activated, ops, grads)?;
+        Ok(dgate_up)
     }
 }
 
@@ -225,6 +239,9 @@ impl Mlp {
         pass: Pass<'_, O>,
         grads: &mut Gradients<O>,
     ) -> Result<O::Tensor> {
+        if let (Body::Gated(gated), None) = (&self.body, &saved.normed) {
+            return self.backward_rebuilding(gated, dstream, saved, pass, grads);
+        }
         let (ops, weights) = (pass.ops, pass.weights);
         let dy = PostNorm::backward(self.post.as_ref(), dstream, saved.post, pass, grads)?;
         let (sum, kept) = (&saved.sum, saved.normed);
@@ -247,5 +264,35 @@ impl Mlp {
         drop(dy);
         self.norm
             .backward(&dx, sum, &saved.stat, Some(dstream), ops, weights, grads)
+    }
+
+    /// The same where normed rows are rebuilt: the norm's backward, which reads the stream, gives them too, and the first
+    /// matrix's gradient waits for them.
+    fn backward_rebuilding<O: Ops>(
+        &self,
+        gated: &Gated,
+        dstream: &O::Tensor,
+        saved: SavedMlp<O>,
+        pass: Pass<'_, O>,
+        grads: &mut Gradients<O>,
+    ) -> Result<O::Tensor> {
+        let (ops, weights) = (pass.ops, pass.weights);
+        let SavedBody::Gated(body) = saved.body else {
+            unreachable!("a body's backward takes what its own forward kept")
+        };
+        let dy = PostNorm::backward(self.post.as_ref(), dstream, saved.post, pass, grads)?;
+        let dy = pass.peers.leave_backward(&dy)?;
+        let dgate_up = gated.backward_of_down(&dy, body, ops, weights, grads)?;
+        drop(dy);
+        let dx = gated.gate_up.input_gradient(&dgate_up, ops, weights)?;
+        let dx = pass.peers.enter_backward(dx)?;
+        let (sum, stat) = (&saved.sum, &saved.stat);
+        let (dsum, normed) =
+            self.norm
+                .backward_again(&dx, sum, stat, Some(dstream), ops, weights, grads)?;
+        drop(dx);
+        let rows = pass.peers.enter(&normed)?;
+        gated.gate_up.accumulate(&dgate_up, &rows, ops, grads)?;
+        Ok(dsum)
     }
 }

@@ -119,6 +119,25 @@ impl Norm {
         let weight = self.factor(ops, weights)?;
         ops.rmsnorm_backward(dy, sum, stat, &weight, past, grads.get(self.weight))
     }
+
+    /// [`Self::backward`], and the normed rows once more: the bits that forward gave.
+    ///
+    /// # Errors
+    /// The device failed.
+    #[allow(clippy::too_many_arguments, reason = "the operands of one backward")]
+    pub fn backward_again<O: Ops>(
+        &self,
+        dy: &O::Tensor,
+        sum: &O::Tensor,
+        stat: &O::Float,
+        past: Option<&O::Tensor>,
+        ops: &O,
+        weights: &Weights<O>,
+        grads: &mut Gradients<O>,
+    ) -> Result<(O::Tensor, O::Tensor)> {
+        let (weight, dw) = (self.factor(ops, weights)?, grads.get(self.weight));
+        ops.rmsnorm_backward_again(dy, sum, stat, &weight, self.eps, past, dw)
+    }
 }
 
 /// A norm of what a layer adds to the stream (GLM-4's "sandwich").

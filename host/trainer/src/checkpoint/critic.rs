@@ -1,7 +1,7 @@
 //! The critic's part of a checkpoint: two sets of parameters, its network's and its value head's.
 
 use super::tensors::{self, Data, Reader};
-use super::{MASTER, MOMENTS, read_float, read_weight, upload};
+use super::{MASTER, MOMENTS, prefix, read_float, read_weight};
 use crate::Result;
 use crate::critic::Critic;
 use crate::optim::Optimizer;
@@ -111,11 +111,9 @@ fn load_set<O: Ops>(
             Data::F32(data) => ops.tensor(param.rows, param.cols, &data)?,
             Data::F64(data) => ops.tensor_f64(param.rows, param.cols, &data)?,
         };
-        optimizer.m[i] = upload(ops, param, moments.read(param, MOMENTS[0])?)?;
-        optimizer.v[i] = upload(ops, param, moments.read(param, MOMENTS[1])?)?;
-        if let Some(master) = &mut optimizer.master {
-            master[i] = upload(ops, param, moments.read(param, MASTER)?)?;
-        }
+        optimizer.restore(ops, i, &weights.0[i], |state| {
+            moments.read(param, prefix(state))
+        })?;
     }
     Ok(())
 }

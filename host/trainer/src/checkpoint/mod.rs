@@ -22,8 +22,8 @@ pub mod tensors;
 pub use dir::{keep_last, latest};
 
 use crate::critic::CriticProgress;
-use crate::optim::Progress;
 use crate::optim::precision::Precision;
+use crate::optim::{Progress, State};
 use crate::trainer::Trainer;
 use crate::{Error, Result};
 use dir::Staging;
@@ -180,11 +180,10 @@ impl<O: Ops> Trainer<O> {
                 Data::F32(data) => ops.tensor(param.rows, param.cols, &data)?,
                 Data::F64(data) => ops.tensor_f64(param.rows, param.cols, &data)?,
             };
-            self.optimizer.m[i] = upload(&*ops, param, optimizer.read(param, MOMENTS[0])?)?;
-            self.optimizer.v[i] = upload(&*ops, param, optimizer.read(param, MOMENTS[1])?)?;
-            if let Some(master) = &mut self.optimizer.master {
-                master[i] = upload(&*ops, param, optimizer.read(param, MASTER)?)?;
-            }
+            let weight = &self.network.weights().0[i];
+            self.optimizer.restore(&*ops, i, weight, |state| {
+                optimizer.read(param, prefix(state))
+            })?;
         }
         if let (Some(critic), Some(progress)) = (&mut self.critic, index.critic) {
             critic.load(dir)?;
@@ -205,16 +204,22 @@ impl<O: Ops> Trainer<O> {
                 Data::F32(data) => ops.tensor(param.rows, param.cols, &data)?,
                 Data::F64(data) => ops.tensor_f64(param.rows, param.cols, &data)?,
             };
-            let mut float =
-                |prefix| upload(&*ops, param, library.param(param, prefix, wide_float)?);
-            self.optimizer.m[i] = float(MOMENTS[0])?;
-            self.optimizer.v[i] = float(MOMENTS[1])?;
-            if let Some(master) = &mut self.optimizer.master {
-                master[i] = float(MASTER)?;
-            }
+            let weight = &self.network.weights().0[i];
+            self.optimizer.restore(&*ops, i, weight, |state| {
+                library.param(param, prefix(state), wide_float)
+            })?;
         }
         self.optimizer.progress = index.optimizer;
         Ok(index.step)
+    }
+}
+
+/// What a state's tensors are called before the parameter's name.
+fn prefix(state: State) -> &'static str {
+    match state {
+        State::First => MOMENTS[0],
+        State::Second => MOMENTS[1],
+        State::Master => MASTER,
     }
 }
 
@@ -231,12 +236,5 @@ fn read_float<O: Ops>(ops: &O, float: &O::Float, wide: bool) -> Result<Data> {
         Data::F64(ops.read_float_f64(float)?)
     } else {
         Data::F32(ops.read_float(float)?)
-    })
-}
-
-fn upload<O: Ops>(ops: &O, param: &ParamSpec, data: Data) -> Result<O::Float> {
-    Ok(match data {
-        Data::F32(data) => ops.float(param.rows, param.cols, &data)?,
-        Data::F64(data) => ops.float_f64(param.rows, param.cols, &data)?,
     })
 }

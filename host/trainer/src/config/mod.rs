@@ -145,6 +145,9 @@ pub struct TrainConfig {
     pub adam_eps: f64,
     /// Largest gradient norm; 0 does not clip.
     pub clip_grad: f64,
+    /// Keep moments in bf16 and of each master only what its weight lacks, on devices whose weights are bf16: 12 bytes a
+    /// parameter in place of 18.
+    pub use_precision_aware_optimizer: bool,
 }
 
 impl Default for TrainConfig {
@@ -210,6 +213,7 @@ impl Default for TrainConfig {
             adam_beta2: 0.98,
             adam_eps: 1e-8,
             clip_grad: 1.0,
+            use_precision_aware_optimizer: false,
         }
     }
 }

@@ -6,10 +6,11 @@
 pub mod precision;
 pub mod schedule;
 
+use crate::checkpoint::tensors::Data;
 use crate::config::TrainConfig;
 use precision::Precision;
 use schedule::{DecayStyle, Schedule};
-use slime_kernels::{AdamW, Ops, Result};
+use slime_kernels::{AdamW, Ops, Result, Update};
 use slime_model::ParamSpec;
 use slime_model::layers::{Gradients, Weights};
 
@@ -19,6 +20,7 @@ pub struct Optimizer<O: Ops> {
     clip_grad: f64,
     schedule: Schedule,
     samples_per_step: u64,
+    compact: bool,
     /// First moments, one a parameter.
     pub m: Vec<O::Float>,
     /// Second moments.
@@ -27,6 +29,14 @@ pub struct Optimizer<O: Ops> {
     pub master: Option<Vec<O::Float>>,
     /// Where the optimizer stands.
     pub progress: Progress,
+}
+
+/// One of the optimizer's tensors of a parameter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum State {
+    First,
+    Second,
+    Master,
 }
 
 /// What an optimizer remembers besides its tensors.
@@ -58,15 +68,21 @@ impl<O: Ops> Optimizer<O> {
     /// # Errors
     /// The device has no room.
     pub fn new(ops: &O, weights: &Weights<O>, config: &TrainConfig) -> Result<Self> {
-        let zeros = || Gradients::zeros(ops, weights).map(|g| g.0);
+        let compact = config.use_precision_aware_optimizer;
+        let moment = |w: &O::Tensor| {
+            let (rows, cols) = ops.shape(w);
+            match compact {
+                true => ops.compact_moment(rows, cols),
+                false => ops.float_zeros(rows, cols),
+            }
+        };
+        let zeros = || weights.0.iter().map(moment).collect::<Result<Vec<_>>>();
+        let full = |w: &O::Tensor| match compact {
+            true => ops.compact_master(w),
+            false => ops.widened(w),
+        };
         let master = match Precision::of_weights(ops)? {
-            Precision::Rounded => Some(
-                weights
-                    .0
-                    .iter()
-                    .map(|w| ops.widened(w))
-                    .collect::<Result<_>>()?,
-            ),
+            Precision::Rounded => Some(weights.0.iter().map(full).collect::<Result<_>>()?),
             _ => None,
         };
         let samples_per_step = config.global_batch_size.unwrap_or(1) as u64;
@@ -75,11 +91,43 @@ impl<O: Ops> Optimizer<O> {
             clip_grad: config.clip_grad,
             schedule: schedule_of(config, samples_per_step),
             samples_per_step,
+            compact,
             m: zeros()?,
             v: zeros()?,
             master,
             progress: Progress::default(),
         })
+    }
+
+    /// Put the states of parameter `i` in place, kept as they are kept; `weight` is its tensor.
+    ///
+    /// # Errors
+    /// The device has no room.
+    pub(crate) fn restore(
+        &mut self,
+        ops: &O,
+        i: usize,
+        weight: &O::Tensor,
+        mut read: impl FnMut(State) -> crate::Result<Data>,
+    ) -> crate::Result<()> {
+        let put = |to: &mut O::Float, data: Data| match data {
+            Data::F32(data) => ops.assign(to, &data),
+            Data::F64(data) => {
+                let (rows, cols) = ops.float_shape(to);
+                *to = ops.float_f64(rows, cols, &data)?;
+                Ok(())
+            }
+        };
+        put(&mut self.m[i], read(State::First)?)?;
+        put(&mut self.v[i], read(State::Second)?)?;
+        if let Some(master) = &mut self.master {
+            // A compact master belongs to the tensor it was made of, and that one may have been replaced.
+            if self.compact {
+                master[i] = ops.compact_master(weight)?;
+            }
+            put(&mut master[i], read(State::Master)?)?;
+        }
+        Ok(())
     }
 
     /// The rate of the next step.
@@ -135,20 +183,25 @@ impl<O: Ops> Optimizer<O> {
             grad_scale: clip_scale(grad_norm, self.clip_grad),
             ..self.config
         };
-        for (i, param) in params.iter().enumerate() {
-            let decay = if param.decay {
-                self.config.weight_decay
-            } else {
-                0.0
-            };
-            let step = AdamW {
-                weight_decay: decay,
-                ..step
-            };
-            let master = self.master.as_mut().map(|all| &mut all[i]);
-            let (m, v) = (&mut self.m[i], &mut self.v[i]);
-            ops.adamw(&step, &grads.0[i], m, v, master, &mut weights.0[i])?;
+        let mut masters = self.master.as_mut().map(|all| all.iter_mut());
+        let states = self.m.iter_mut().zip(&mut self.v);
+        let states = states.zip(grads.0.iter().zip(&mut weights.0));
+        let mut updates = Vec::with_capacity(params.len());
+        for (param, ((m, v), (grad, weight))) in params.iter().zip(states) {
+            updates.push(Update {
+                weight_decay: if param.decay {
+                    self.config.weight_decay
+                } else {
+                    0.0
+                },
+                grad,
+                m,
+                v,
+                master: masters.as_mut().and_then(Iterator::next),
+                weight,
+            });
         }
+        ops.adamw_all(&step, updates)?;
         self.progress.num_samples += self.samples_per_step;
         Ok(StepReport {
             grad_norm,

@@ -12,11 +12,11 @@
 use super::mesh::Mesh;
 use super::shard::Shard;
 use super::stage::Stage;
-use crate::Result;
-use crate::config::TrainConfig;
+use crate::config::{Problem, TrainConfig};
 use crate::optim::precision::Precision;
 use crate::optim::schedule::Schedule;
 use crate::optim::{Progress, StepReport, adamw_of, clip_scale, schedule_of};
+use crate::{Error, Result};
 use slime_kernels::{AdamW, Ops, Reduce};
 use slime_model::layers::Gradients;
 use std::ops::Range;
@@ -110,6 +110,12 @@ impl<O: Ops> Zero<O> {
         config: &TrainConfig,
         bucket_size: Option<usize>,
     ) -> Result<Self> {
+        if config.use_precision_aware_optimizer {
+            return Err(Error::Config(vec![Problem {
+                key: "use_precision_aware_optimizer",
+                detail: "works where one rank trains; leave it out, or train on one".into(),
+            }]));
+        }
         let largest = bucket_size.unwrap_or(usize::MAX);
         let of = |is_expert| {
             let ranks = mesh.replicas(is_expert).size();

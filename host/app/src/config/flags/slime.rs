@@ -318,7 +318,7 @@ pub const SLIME: &[(&str, &[(&str, Fate)])] = &[
         ("seed", Always("everything random derives from --rollout-seed")),
         ("optimizer-cpu-offload", Refused("the optimizer lives with its weights")),
         ("overlap-cpu-optimizer-d2h-h2d", Refused("the optimizer lives with its weights")),
-        ("use-precision-aware-optimizer", Always("moments and master weights are fp32")),
+        ("use-precision-aware-optimizer", Same),
         ("use-distributed-optimizer", Always("moments are sharded over the ranks that share the batch")),
     ]),
     ("Megatron: model", &[

@@ -167,6 +167,7 @@ pub(super) const FLAGS: &[Flag] = &[
     one(Train, "adam-beta2", "train.adam_beta2", "B", "AdamW's second moment"),
     one(Train, "adam-eps", "train.adam_eps", "E", "AdamW's epsilon"),
     one(Train, "clip-grad", "train.clip_grad", "N", "Largest gradient norm; 0 does not clip"),
+    yes(Train, "use-precision-aware-optimizer", "train.use_precision_aware_optimizer", "Optimizer states in 16 bits a number, on GPUs"),
     one(Train, "recompute-granularity", "train.recompute_granularity", "NAME", "none, selective or full"),
     one(Train, "recompute-num-layers", "train.recompute_num_layers", "N", "Only the first layers recompute"),
     one(Train, "log-probs-chunk-size", "train.log_probs_chunk_size", "N", "Rows whose logits exist at once"),
