@@ -3,8 +3,8 @@
 //! ```text
 //! cargo run -p slime-trainer --example scaling                        the table of docs/book/scaling.md
 //! cargo run -p slime-trainer --example scaling -- 8B,355B-A32B 8,64   some of it
-//! … -- 355B-A32B 512 step.svg [tp4,pp8,ep32,etp1]                     the last layout rank by rank, its stages as a picture;
-//!                                                                     this layout instead of a search
+//! … -- 355B-A32B 512 step.svg [tp4,pp8,ep32,etp1 [64]]                the last layout rank by rank, its stages as a picture;
+//!                                                                     this layout instead of a search, so many sequences
 //! ```
 //!
 //! Every layout is the trainer's own code run over shapes; read `slime_trainer::plan` for what is measured and what is
@@ -35,6 +35,7 @@ const MODELS: [(&str, &str); 9] = [
     ("671B-A37B", "deepseek-v3"),
 ];
 
+/// The table's; a fifth word says how many sequences otherwise.
 const WORKLOAD: Workload = Workload {
     sequences: 256,
     length: 4096,
@@ -62,10 +63,17 @@ fn main() -> Result<(), Box<dyn Error>> {
         Some(list) => list.split(',').map(str::parse).collect::<Result<_, _>>()?,
         None => vec![1, 8, 64, 512],
     };
+    let workload = Workload {
+        sequences: match words.get(4) {
+            Some(number) => number.parse()?,
+            None => WORKLOAD.sequences,
+        },
+        ..WORKLOAD
+    };
     let machine = Machine::h200();
     println!(
         "A train step of {} sequences of {} tokens ({} of them prompt), at most 8,192 tokens a micro-batch, on nodes of {} {}.\n",
-        WORKLOAD.sequences, WORKLOAD.length, WORKLOAD.prompt, machine.gpus_per_node, machine.name
+        workload.sequences, workload.length, workload.prompt, machine.gpus_per_node, machine.name
     );
     println!(
         "| model | GPUs | layout | micro-batches | computed again | weights | gradients | optimizer | activations | GB in all | bubble | exchange | step, s | tokens/s a GPU | MFU |"
@@ -82,7 +90,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         let spec = spec(file)?;
         let config = TrainConfig {
             max_tokens_per_gpu: 8192,
-            global_batch_size: Some(WORKLOAD.sequences),
+            global_batch_size: Some(workload.sequences),
             ..TrainConfig::default()
         };
         for &gpus in &gpus {
@@ -90,9 +98,9 @@ fn main() -> Result<(), Box<dyn Error>> {
             let found = match words.get(3) {
                 Some(said) => {
                     let parallel = ParallelConfig::from_words(said, gpus)?;
-                    vec![evaluate(&spec, &config, &parallel, WORKLOAD, &machine)?]
+                    vec![evaluate(&spec, &config, &parallel, workload, &machine)?]
                 }
-                None => search(&spec, &config, gpus, WORKLOAD, &machine)?,
+                None => search(&spec, &config, gpus, workload, &machine)?,
             };
             eprintln!(
                 "{name} on {gpus}: {} layouts in {:.1?}",
@@ -100,7 +108,7 @@ fn main() -> Result<(), Box<dyn Error>> {
                 began.elapsed()
             );
             if let Some(best) = found.into_iter().next() {
-                row(name, gpus, &best);
+                row(name, gpus, &best, workload);
                 pictured = Some((name, gpus, best));
             }
         }
@@ -109,13 +117,13 @@ fn main() -> Result<(), Box<dyn Error>> {
         let spec = spec(MODELS.iter().find(|m| m.0 == name).map_or("", |m| m.1))?;
         let config = TrainConfig {
             max_tokens_per_gpu: 8192,
-            global_batch_size: Some(WORKLOAD.sequences),
+            global_batch_size: Some(workload.sequences),
             recompute_granularity: best.recompute.0,
             recompute_num_layers: best.recompute.1,
             ..TrainConfig::default()
         };
         let began = Instant::now();
-        let all = everyone(&spec, &config, &best.parallel, WORKLOAD, &machine)?;
+        let all = everyone(&spec, &config, &best.parallel, workload, &machine)?;
         println!(
             "\n{name} on {gpus}, every rank: {} events in {} groups, {:.3} s a step, {}; in {:.0} s here",
             all.events,
@@ -140,7 +148,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-fn row(name: &str, gpus: usize, c: &Candidate) {
+fn row(name: &str, gpus: usize, c: &Candidate, workload: Workload) {
     let gb = |bytes: usize| bytes as f64 / 1e9;
     let again = match c.recompute {
         (Recompute::None, _) => "nothing".to_owned(),
@@ -168,7 +176,7 @@ fn row(name: &str, gpus: usize, c: &Candidate) {
         100.0 * c.outcome.bubble(),
         100.0 * c.outcome.exchanging(),
         c.outcome.step_s,
-        c.tokens_per_s(WORKLOAD) / gpus as f64,
+        c.tokens_per_s(workload) / gpus as f64,
         100.0 * c.mfu,
     );
 }
