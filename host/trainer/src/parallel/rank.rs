@@ -300,10 +300,15 @@ impl<O: Ops> Rank<O> {
     }
 }
 
-/// Options that only [`crate::Trainer`] has: micro-batches of ranks carry no experts, and there is no critic.
+/// Options that only [`crate::Trainer`] has: micro-batches of ranks carry no experts, there is no critic, and slices of
+/// states are in full precision.
 fn refuse_what_one_rank_does(config: &TrainConfig) -> Result<()> {
     let options = [
         ("advantage_estimator", config.has_critic()),
+        (
+            "use_precision_aware_optimizer",
+            config.use_precision_aware_optimizer,
+        ),
         ("use_routing_replay", config.use_routing_replay),
         (
             "use_rollout_routing_replay",
