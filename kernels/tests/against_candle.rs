@@ -1,5 +1,7 @@
 //! Backward passes against candle's autograd, in f64.
 
+#![allow(clippy::unwrap_used, reason = "these are tests")]
+
 mod oracle;
 
 use candle_core::{D, Device, Tensor, Var};

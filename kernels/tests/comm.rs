@@ -1,5 +1,7 @@
 //! Collectives between threads: right numbers in rank order, and an error that names both sides where ranks disagree.
 
+#![allow(clippy::unwrap_used, reason = "these are tests")]
+
 use slime_kernels::comm::{Threads, World};
 use slime_kernels::{Comm, Cpu, Ops, Reduce, Result};
 use std::sync::Arc;

@@ -1,5 +1,7 @@
 //! Operations that only several ranks need, against the whole computation on one.
 
+#![allow(clippy::unwrap_used, reason = "these are tests")]
+
 use slime_kernels::{Cpu, Heads, KeySpan, NO_TARGET, Ops, Sequences};
 
 type F64 = Cpu<f64>;

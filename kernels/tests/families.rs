@@ -1,6 +1,8 @@
 //! The operations that only some families need: values against plain loops, backwards against central differences,
 //! serving against training bit by bit.
 
+#![allow(clippy::unwrap_used, reason = "these are tests")]
+
 mod oracle;
 
 use oracle::*;

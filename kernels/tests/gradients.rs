@@ -1,5 +1,7 @@
 //! Every operation's backward against central differences, in f64.
 
+#![allow(clippy::unwrap_used, reason = "these are tests")]
+
 mod oracle;
 
 use oracle::*;

@@ -1,5 +1,7 @@
 //! A row's result is the same bits alone, in any batch and with any number of threads.
 
+#![allow(clippy::unwrap_used, reason = "these are tests")]
+
 mod oracle;
 
 use std::ops::Range;

@@ -1,5 +1,7 @@
 //! Attention through a cache gives packed attention's bits, however the prefix came into the cache.
 
+#![allow(clippy::unwrap_used, reason = "these are tests")]
+
 mod oracle;
 
 use oracle::*;

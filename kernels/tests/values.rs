@@ -1,5 +1,7 @@
 //! Forward results against plain loops in f64, at the sizes and places where kernels go wrong.
 
+#![allow(clippy::unwrap_used, reason = "these are tests")]
+
 mod oracle;
 
 use oracle::*;

@@ -1,5 +1,7 @@
 //! docs/failure-cases.md names tests that exist, and has every case.
 
+#![allow(clippy::unwrap_used, reason = "these are tests")]
+
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 

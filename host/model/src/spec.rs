@@ -363,7 +363,7 @@ impl Attention {
                         "head_dim {dim} is not even and positive, so its dimensions cannot rotate in pairs"
                     ));
                 }
-                (rotating == 0 || rotating % 2 != 0 || rotating > dim).then(|| {
+                (rotating == 0 || !rotating.is_multiple_of(2) || rotating > dim).then(|| {
                     format!("{rotating} of {dim} dimensions rotate, which is no number of pairs; see partial_rotary_factor")
                 })
             }

@@ -1,6 +1,8 @@
 //! Failures that other projects shipped in advantages and normalisation, with the values that are right. The list, with
 //! what became of each case, is docs/failure-cases.md.
 
+#![allow(clippy::unwrap_used, reason = "these are tests")]
+
 use slime_core::{GroupId, RolloutId, RolloutRecord};
 use slime_trainer::TrainConfig;
 use slime_trainer::advantages;

@@ -1,6 +1,8 @@
 //! Failures that other projects shipped in log-probs, temperature, packing and checkpoints, with the values that are right.
 //! The list, with what became of each case, is docs/failure-cases.md.
 
+#![allow(clippy::unwrap_used, reason = "these are tests")]
+
 mod support;
 
 use slime_core::{RolloutRecord, Step};

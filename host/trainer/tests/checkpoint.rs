@@ -1,5 +1,7 @@
 //! Checkpoints: exact, refused when they are another model's, and never lost to a failed save.
 
+#![allow(clippy::unwrap_used, reason = "these are tests")]
+
 mod support;
 
 use slime_core::Step;

@@ -1,6 +1,8 @@
 //! The critic: its gradients against finite differences, its packing, its warm-up, its place in a checkpoint, and that it
 //! learns.
 
+#![allow(clippy::unwrap_used, reason = "these are tests")]
+
 mod support;
 
 use slime_core::Step;

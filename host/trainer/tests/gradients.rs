@@ -1,5 +1,7 @@
 //! Gradients of the whole model against finite differences in f64, and against themselves however they are computed.
 
+#![allow(clippy::unwrap_used, reason = "these are tests")]
+
 mod support;
 
 use slime_kernels::Ops;

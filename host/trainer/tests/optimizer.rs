@@ -1,5 +1,7 @@
 //! AdamW with clipping and schedule against torch in float64.
 
+#![allow(clippy::unwrap_used, reason = "these are tests")]
+
 mod support;
 
 use serde_json::Value;

@@ -1,5 +1,7 @@
 //! Packed sequences do not see each other, and a token is the same bits packed, alone, or through the paged cache.
 
+#![allow(clippy::unwrap_used, reason = "these are tests")]
+
 mod support;
 
 use slime_kernels::{Ops, PagedSequence, Sequences};

@@ -1,5 +1,7 @@
 //! The model's numbers and gradients against transformers in float64.
 
+#![allow(clippy::unwrap_used, reason = "these are tests")]
+
 mod support;
 
 use serde_json::Value;

@@ -1,6 +1,8 @@
 //! Every estimator and every loss on 50 random ragged batches, against PyTorch in float64: groups of one, constant
 //! groups, fan-out, rollouts that were not scored, masked tokens, empty masks, shuffled records.
 
+#![allow(clippy::unwrap_used, reason = "these are tests")]
+
 use safetensors::SafeTensors;
 use serde_json::Value;
 use slime_core::{GroupId, RolloutId, RolloutRecord};

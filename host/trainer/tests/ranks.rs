@@ -1,6 +1,8 @@
 //! Gradients do not depend on how a step's sequences are dealt to data-parallel ranks, nor on micro-batches: one, two and
 //! three ranks as threads, their gradients added, in f64.
 
+#![allow(clippy::unwrap_used, reason = "these are tests")]
+
 mod support;
 
 use slime_kernels::Ops;

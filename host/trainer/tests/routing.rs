@@ -1,5 +1,7 @@
 //! Routing replay: several train steps of one rollout step use the experts that the first pass chose.
 
+#![allow(clippy::unwrap_used, reason = "these are tests")]
+
 mod support;
 
 use base64::Engine as _;

@@ -2,6 +2,8 @@
 //!
 //! Its weights are not in the repository; set `SLIME_SMOLLM2` to its HF directory to run this.
 
+#![allow(clippy::unwrap_used, reason = "these are tests")]
+
 mod support;
 
 use slime_kernels::Ops;

@@ -1,5 +1,7 @@
 //! Train steps: determinism, identities of the first step, what is masked, what is skipped, and that they learn.
 
+#![allow(clippy::unwrap_used, reason = "these are tests")]
+
 mod support;
 
 use slime_kernels::Ops;

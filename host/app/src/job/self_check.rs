@@ -126,7 +126,7 @@ pub async fn run(
                 finding.mean,
                 finding.max
             );
-            return Err(Failure::run(message).help(&format!("the likely cause is {cause}")));
+            return Err(Failure::run(message).help(format!("the likely cause is {cause}")));
         }
         findings.push((server.address().clone(), finding));
     }

@@ -1,6 +1,8 @@
 //! Every layout of ranks against one rank, in f64 and f32. `cargo parity --all` runs the whole matrix and prints it; the
 //! rows marked quick run here.
 
+#![allow(clippy::unwrap_used, reason = "these are tests")]
+
 mod cases;
 mod failures;
 mod golden;

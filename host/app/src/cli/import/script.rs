@@ -188,7 +188,7 @@ fn tokens(text: &str) -> Vec<Token> {
             '$' if chars.peek() == Some(&'{') => {
                 let word = word.get_or_insert_default();
                 word.0.push(c);
-                while let Some(inner) = chars.next() {
+                for inner in chars.by_ref() {
                     word.0.push(inner);
                     if inner == '}' {
                         break;

@@ -326,7 +326,7 @@ async fn the_order_in_which_rollouts_arrive_never_changes_a_step() {
     let run = |salt: u64| async move {
         let judge = |item: &slime_core::ports::ScoreRequest| {
             reward(f64::from(u8::from(
-                item.response.len() > 1 || item.seed % 3 == 0,
+                item.response.len() > 1 || item.seed.is_multiple_of(3),
             )))
         };
         let filters: Vec<Arc<dyn GroupFilter>> = vec![Arc::new(ZeroStd)];
