@@ -69,28 +69,18 @@ async fn from_shared_memory(
             info.dp_size()
         ));
     }
-    weight_session::begin(server, deadline)
-        .await
-        .map_err(|e| format!("begin: {e}"))?;
-    let mut result = Ok(());
-    for (index, bucket) in buckets.iter().enumerate() {
-        let is_last = index + 1 == buckets.len();
-        let payloads = (0..info.tp_size()).map(|_| bucket.payload());
-        result = match payloads.collect::<std::io::Result<Vec<_>>>() {
-            Err(e) => Err(format!("shared memory: {e}")),
-            Ok(payloads) => {
-                update_weights_from_tensor(server, &payloads, is_last.then_some(label), deadline)
-                    .await
-                    .map_err(|e| format!("update: {e}"))
-            }
-        };
-        if result.is_err() {
-            break;
+    let work = async {
+        for (index, bucket) in buckets.iter().enumerate() {
+            let is_last = index + 1 == buckets.len();
+            let payloads = (0..info.tp_size()).map(|_| bucket.payload());
+            let payloads = payloads
+                .collect::<std::io::Result<Vec<_>>>()
+                .map_err(|e| format!("shared memory: {e}"))?;
+            update_weights_from_tensor(server, &payloads, is_last.then_some(label), deadline)
+                .await
+                .map_err(|e| format!("update: {e}"))?;
         }
-    }
-    // A session left open would refuse the next one.
-    let ended = weight_session::end(server, deadline)
-        .await
-        .map_err(|e| format!("end: {e}"));
-    result.and(ended)
+        Ok(())
+    };
+    weight_session::within(server, deadline, work).await
 }

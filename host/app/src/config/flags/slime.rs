@@ -54,7 +54,7 @@ pub const SLIME: &[(&str, &[(&str, Fate)])] = &[
     ]),
     ("Training backend", &[
         ("train-backend", Always("there is one trainer")),
-        ("qwen-gdn-backend", Refused("models with gated delta nets are not supported")),
+        ("qwen-gdn-backend", Refused("gated delta nets run on the CPU only, in one way")),
         ("train-env-vars", Always(ONE_BINARY)),
         ("update-weight-mode", Renamed("update-weight-transport")),
         ("update-weight-transport", Same),
@@ -71,8 +71,8 @@ pub const SLIME: &[(&str, &[(&str, Fate)])] = &[
         ("log-probs-chunk-size", Same),
         ("only-train-params-name-list", Refused("every parameter trains")),
         ("freeze-params-name-list", Refused("every parameter trains")),
-        ("freeze-indexer", Refused("models with a sparse-attention indexer are not supported")),
-        ("allgather-cp", Refused("models with a sparse-attention indexer are not supported")),
+        ("freeze-indexer", Refused("a sparse-attention indexer is kept as it is and never trained")),
+        ("allgather-cp", Refused("sparse attention is not computed: sequences are at most as long as what the indexer selects")),
     ]),
     ("Rollout", &[
         ("hf-checkpoint", Same),

@@ -4,6 +4,8 @@
 //! are made from a checked directory only. After any answer but 200 the server's weights are unknown.
 
 use crate::pool::server::{CallError, Server};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
@@ -35,7 +37,10 @@ pub async fn update_weights_from_tensor(
     deadline: Duration,
 ) -> Result<(), CallError> {
     let body = Body {
-        serialized_named_tensors: payloads.iter().map(|bytes| base64(bytes)).collect(),
+        serialized_named_tensors: payloads
+            .iter()
+            .map(|bytes| STANDARD.encode(bytes))
+            .collect(),
         load_format: "flattened_bucket",
         flush_cache: label.is_some(),
         weight_version: label,
@@ -53,24 +58,6 @@ pub async fn update_weights_from_tensor(
     }
 }
 
-/// RFC 4648, with padding.
-fn base64(bytes: &[u8]) -> String {
-    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
-    for chunk in bytes.chunks(3) {
-        let byte = |i: usize| u32::from(chunk.get(i).copied().unwrap_or(0));
-        let word = byte(0) << 16 | byte(1) << 8 | byte(2);
-        for digit in 0..4 {
-            if digit <= chunk.len() {
-                text.push(char::from(DIGITS[(word >> (18 - 6 * digit)) as usize & 63]));
-            } else {
-                text.push('=');
-            }
-        }
-    }
-    text
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -86,8 +73,8 @@ mod tests {
             ("fooba", "Zm9vYmE="),
             ("foobar", "Zm9vYmFy"),
         ] {
-            assert_eq!(base64(bytes.as_bytes()), text);
+            assert_eq!(STANDARD.encode(bytes), text);
         }
-        assert_eq!(base64(&[0xfb, 0xff]), "+/8=");
+        assert_eq!(STANDARD.encode([0xfb, 0xff]), "+/8=");
     }
 }

@@ -17,24 +17,22 @@ async fn post(
     }
 }
 
-/// Open a session. A second one is refused.
+/// Open a session, do `work` in it, and close it whatever became of that: one left open would refuse the next.
 ///
 /// # Errors
-/// The server did not take it.
-pub async fn begin(server: &Server, deadline: Duration) -> Result<(), CallError> {
-    post(
-        server,
-        "/begin_weight_update",
-        json!({ "selector": "all" }),
-        deadline,
-    )
-    .await
-}
-
-/// Close it.
-///
-/// # Errors
-/// The server did not take it, or none is open.
-pub async fn end(server: &Server, deadline: Duration) -> Result<(), CallError> {
-    post(server, "/end_weight_update", json!({}), deadline).await
+/// In words: the server did not open or close it, or what `work` says.
+pub async fn within(
+    server: &Server,
+    deadline: Duration,
+    work: impl Future<Output = Result<(), String>>,
+) -> Result<(), String> {
+    let begin = json!({ "selector": "all" });
+    post(server, "/begin_weight_update", begin, deadline)
+        .await
+        .map_err(|e| format!("begin: {e}"))?;
+    let result = work.await;
+    let ended = post(server, "/end_weight_update", json!({}), deadline)
+        .await
+        .map_err(|e| format!("end: {e}"));
+    result.and(ended)
 }

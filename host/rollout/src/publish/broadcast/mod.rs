@@ -207,24 +207,16 @@ impl Round {
         label: &str,
         deadline: Duration,
     ) -> Result<(), String> {
-        weight_session::begin(server, deadline)
-            .await
-            .map_err(|e| format!("begin: {e}"))?;
-        let mut result = Ok(());
-        for (index, (bucket, _)) in self.buckets.iter().enumerate() {
-            let label = (index + 1 == self.buckets.len()).then_some(label);
-            result = update_weights_from_distributed(server, group, bucket, label, deadline)
-                .await
-                .map_err(|e| format!("update: {e}"));
-            if result.is_err() {
-                break;
+        let work = async {
+            for (index, (bucket, _)) in self.buckets.iter().enumerate() {
+                let label = (index + 1 == self.buckets.len()).then_some(label);
+                update_weights_from_distributed(server, group, bucket, label, deadline)
+                    .await
+                    .map_err(|e| format!("update: {e}"))?;
             }
-        }
-        // A session left open would refuse the next one.
-        let ended = weight_session::end(server, deadline)
-            .await
-            .map_err(|e| format!("end: {e}"));
-        result.and(ended)
+            Ok(())
+        };
+        weight_session::within(server, deadline, work).await
     }
 }
 
