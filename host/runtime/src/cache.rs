@@ -33,6 +33,10 @@ impl Cache {
         }
     }
 
+    pub(crate) fn dir(&self) -> &Path {
+        &self.dir
+    }
+
     /// The compiled form of a component, where it is at hand.
     pub(crate) fn get(&self, engine: &Engine, digest: &str) -> Option<Component> {
         self.load(digest, |path| load(engine, path))

@@ -44,15 +44,17 @@ impl Plugin {
         let turn = turn.to_owned();
         let threads = self.threads().clone();
         let work = async move {
-            let (before, begin) = (resident_bytes(), Instant::now());
-            let mut rollouts = Vec::with_capacity(count);
-            for _ in 0..count {
-                let start = Arc::new(Waiting {
-                    // Few turns, so that what is measured is not the script.
+            // Made before anything is measured: the script stands for the policy, and is no part of the host.
+            let scripts: Vec<_> = (0..count)
+                .map(|_| Waiting {
                     inner: Scripted::new(prompt(), vec![turn.clone(); TURNS], 4096),
                     gate: Arc::clone(&gate),
-                });
-                let generator = Arc::clone(&generator);
+                })
+                .collect();
+            let (before, begin) = (resident_bytes(), Instant::now());
+            let mut rollouts = Vec::with_capacity(count);
+            for script in scripts {
+                let (start, generator) = (Arc::new(script), Arc::clone(&generator));
                 rollouts.push(tokio::spawn(
                     async move { generator.generate(start, 0).await },
                 ));

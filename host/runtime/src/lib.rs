@@ -49,6 +49,7 @@ mod sandbox;
 mod score;
 mod scripted;
 mod seed;
+mod seen;
 mod services;
 mod shadow;
 mod shards;

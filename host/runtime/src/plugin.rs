@@ -6,6 +6,7 @@ use crate::generator::ComponentGenerator;
 use crate::group::ComponentGroup;
 use crate::kept::Kept;
 use crate::runtime::{Home, Shared};
+use crate::seen::{Content, Seen};
 use crate::services::Services;
 use crate::shards::Shards;
 use crate::source::ComponentSource;
@@ -14,6 +15,7 @@ use crate::verifier::ComponentVerifier;
 use crate::worlds::{self, Told, Worlds};
 use crate::{Grants, Limits, Problem, RuntimeError, cache, engine, sandbox, units};
 use slime_core::ports::{Filter, Generator, GroupVerifier, Shaper, Source, Tools, Verifier};
+use std::path::Path;
 use std::sync::{Arc, OnceLock};
 use wasmtime::Engine;
 use wasmtime::component::Component;
@@ -67,25 +69,27 @@ impl Loaded {
 impl Plugin {
     pub(crate) fn load(
         shared: &Arc<Shared>,
-        bytes: &[u8],
+        compiled: Compiled,
         name: &str,
         limits: Limits,
         grants: Grants,
     ) -> Result<Self, RuntimeError> {
-        check_kind(name, bytes)?;
         check_limits(shared, name, &limits)?;
         let refused = |problems: Vec<Problem>| RuntimeError::Refused {
             name: name.into(),
             problems,
         };
-        let digest = cache::digest(bytes);
-        let concurrent = contract::mentions_async(bytes);
-        let home = if concurrent {
-            shared.concurrent()?
-        } else {
-            &shared.home
-        };
-        let (component, was_cached) = compile(home, name, bytes, &digest)?;
+        let Compiled {
+            component,
+            seen:
+                Seen {
+                    digest,
+                    size_bytes,
+                    concurrent,
+                },
+            was_cached,
+        } = compiled;
+        let home = shared.home(concurrent)?;
         let Fit {
             worlds: exported,
             imports,
@@ -125,7 +129,7 @@ impl Plugin {
             imports,
             asks,
             digest,
-            size_bytes: bytes.len() as u64,
+            size_bytes,
             was_cached,
         });
         let told = worlds::trial(&loaded).map_err(|reason| RuntimeError::Trial {
@@ -298,6 +302,69 @@ impl Plugin {
     }
 }
 
+/// A component as machine code, and what it was made from.
+pub(crate) struct Compiled {
+    component: Component,
+    seen: Seen,
+    was_cached: bool,
+}
+
+impl Compiled {
+    /// From a file that was seen before, without reading it.
+    pub(crate) fn recall(shared: &Shared, path: &Path) -> Option<Self> {
+        let seen = shared.home.cache.as_ref()?.recall(path)?;
+        let home = shared.home(seen.concurrent).ok()?;
+        let component = home.cache.as_ref()?.get(&home.engine, &seen.digest)?;
+        Some(Self {
+            component,
+            seen,
+            was_cached: true,
+        })
+    }
+
+    /// From the component itself.
+    pub(crate) fn new(shared: &Shared, bytes: &[u8], name: &str) -> Result<Self, RuntimeError> {
+        check_kind(name, bytes)?;
+        let seen = Seen {
+            digest: cache::digest(bytes),
+            size_bytes: bytes.len() as u64,
+            concurrent: contract::mentions_async(bytes),
+        };
+        let home = shared.home(seen.concurrent)?;
+        let cached = home
+            .cache
+            .as_ref()
+            .and_then(|cache| cache.get(&home.engine, &seen.digest));
+        if let Some(component) = cached {
+            return Ok(Self {
+                component,
+                seen,
+                was_cached: true,
+            });
+        }
+        let component =
+            Component::from_binary(&home.engine, bytes).map_err(|error| RuntimeError::Invalid {
+                name: name.into(),
+                reason: format!("{error:#}"),
+            })?;
+        if let Some(cache) = &home.cache {
+            cache.put(&component, &seen.digest);
+        }
+        Ok(Self {
+            component,
+            seen,
+            was_cached: false,
+        })
+    }
+
+    /// Recall it by its file's state from now on.
+    pub(crate) fn remember(&self, shared: &Shared, content: &Content) {
+        if let Some(cache) = &shared.home.cache {
+            cache.remember(content, &self.seen.digest, self.seen.concurrent);
+        }
+    }
+}
+
 /// Tell what is no component by its first bytes.
 fn check_kind(name: &str, bytes: &[u8]) -> Result<(), RuntimeError> {
     let refuse = |found: &str, cure: &str| {
@@ -358,30 +425,6 @@ fn check_limits(shared: &Shared, name: &str, limits: &Limits) -> Result<(), Runt
         ));
     }
     Ok(())
-}
-
-fn compile(
-    home: &Home,
-    name: &str,
-    bytes: &[u8],
-    digest: &str,
-) -> Result<(Component, bool), RuntimeError> {
-    if let Some(component) = home
-        .cache
-        .as_ref()
-        .and_then(|cache| cache.get(&home.engine, digest))
-    {
-        return Ok((component, true));
-    }
-    let component =
-        Component::from_binary(&home.engine, bytes).map_err(|error| RuntimeError::Invalid {
-            name: name.into(),
-            reason: format!("{error:#}"),
-        })?;
-    if let Some(cache) = &home.cache {
-        cache.put(&component, digest);
-    }
-    Ok((component, false))
 }
 
 /// How many slots one instance takes.

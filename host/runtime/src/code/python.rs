@@ -12,7 +12,7 @@ use crate::ticker::Ticker;
 use crate::{Grants, Runtime, RuntimeError, sandbox};
 use slime_core::ports::BoxFuture;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 use tokio::sync::Semaphore;
 use tokio_util::task::AbortOnDropHandle;
@@ -24,7 +24,7 @@ use wasmtime_wasi::p1::WasiP1Ctx;
 use wasmtime_wasi::p2::pipe::MemoryInputPipe;
 use wasmtime_wasi::{FsPerms, WasiCtxBuilder};
 
-/// An interpreter alone holds about half of this.
+/// An interpreter alone holds three quarters of this.
 const LEAST_MEMORY_BYTES: u64 = 96 << 20;
 /// The most that a program may be given.
 const MAX_MEMORY_BYTES: usize = 2 << 30;
@@ -38,7 +38,7 @@ const RESIDENT_BYTES: usize = 16 << 20;
 #[derive(Clone)]
 pub struct Python(Arc<Inner>);
 
-struct Inner {
+pub(crate) struct Inner {
     engine: Engine,
     start: InstancePre<Guest>,
     ticker: Ticker,
@@ -47,6 +47,10 @@ struct Inner {
     lib: PathBuf,
     _runtime: Runtime,
 }
+
+/// The interpreter that a runtime has open.
+#[derive(Default)]
+pub(crate) struct Opened(Mutex<Option<(PathBuf, Weak<Inner>)>>);
 
 /// One interpreter's store.
 pub(super) struct Guest {
@@ -66,11 +70,29 @@ impl Guest {
 }
 
 impl Python {
-    /// Start from what [`install`] left in `dir`, on the threads of `runtime`.
+    /// Start from what [`install`] left in `dir`, on the threads of `runtime`. Plugins of one runtime share it.
     ///
     /// # Errors
     /// Nothing is installed there, with the cure; or this machine cannot hold it.
     pub fn open(runtime: &Runtime, dir: &Path) -> Result<Self, RuntimeError> {
+        let mut opened = runtime
+            .0
+            .python
+            .0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if let Some((of, inner)) = &*opened
+            && of == dir
+            && let Some(inner) = inner.upgrade()
+        {
+            return Ok(Self(inner));
+        }
+        let python = Self::start(runtime, dir)?;
+        *opened = Some((dir.into(), Arc::downgrade(&python.0)));
+        Ok(python)
+    }
+
+    fn start(runtime: &Runtime, dir: &Path) -> Result<Self, RuntimeError> {
         let snapshot = dir.join(install::SNAPSHOT);
         let missing = || RuntimeError::NoPython {
             dir: dir.into(),

@@ -3,6 +3,7 @@
 use crate::support::{component, hostile, item, limits, runtime, score_by};
 use slime_runtime::{Grants, Limits, Runtime, RuntimeConfig};
 use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 fn refusal(bytes: &[u8]) -> String {
@@ -43,6 +44,19 @@ fn what_is_no_component_is_told_apart() {
     );
 }
 
+/// The machine code in a cache.
+fn compiled_file(cache: &Path) -> PathBuf {
+    let mut files = std::fs::read_dir(cache).unwrap();
+    files
+        .find_map(|entry| {
+            let path = entry.unwrap().path();
+            path.extension()
+                .is_some_and(|x| x == "cwasm")
+                .then_some(path)
+        })
+        .unwrap()
+}
+
 #[test]
 fn compiled_code_is_never_accepted() {
     let dir = tempfile::tempdir().unwrap();
@@ -60,12 +74,7 @@ fn compiled_code_is_never_accepted() {
             Grants::default(),
         )
         .unwrap();
-    let compiled = std::fs::read_dir(dir.path().join("cache"))
-        .unwrap()
-        .next()
-        .unwrap()
-        .unwrap()
-        .path();
+    let compiled = compiled_file(&dir.path().join("cache"));
     let error = runtime
         .load(&compiled, "it", limits(), Grants::default())
         .err()
@@ -283,12 +292,7 @@ fn the_cache_compiles_once_keeps_others_out_and_survives_a_torn_file() {
     let mode = std::fs::metadata(&cache).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o700);
 
-    let file = std::fs::read_dir(&cache)
-        .unwrap()
-        .next()
-        .unwrap()
-        .unwrap()
-        .path();
+    let file = compiled_file(&cache);
     let bytes = std::fs::read(&file).unwrap();
     std::fs::write(&file, &bytes[..bytes.len() / 2]).unwrap();
     assert!(!load(&start()), "a torn file is compiled anew");
@@ -307,4 +311,27 @@ fn the_cache_compiles_once_keeps_others_out_and_survives_a_torn_file() {
         !load(&start()),
         "no directory, no cache, and still no error"
     );
+}
+
+#[test]
+fn a_file_that_is_swapped_behind_the_cache_is_another_component() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = RuntimeConfig {
+        cache_dir: Some(dir.path().join("cache")),
+        slots: 4,
+        ..RuntimeConfig::default()
+    };
+    let runtime = Runtime::new(config).unwrap();
+    let file = dir.path().join("it.wasm");
+    let load = || {
+        let plugin = runtime.load(&file, "it", limits(), Grants::default());
+        plugin.unwrap().describe()
+    };
+    std::fs::copy(component("plugins/exact-match"), &file).unwrap();
+    // Files that changed a moment ago are always read.
+    std::thread::sleep(std::time::Duration::from_millis(2100));
+    let first = load();
+    assert_eq!(load().digest, first.digest);
+    std::fs::copy(component("plugins/arith"), &file).unwrap();
+    assert_ne!(load().digest, first.digest);
 }

@@ -183,6 +183,26 @@ fn programs_start_clean_and_repeat_themselves() {
     assert_eq!(run(program("import sys\nsys.exit(3)")).exit_code, 3);
 }
 
+#[test]
+#[ignore = "needs the interpreter installed"]
+fn programs_run_as_scripts_do() {
+    let main = "if __name__ == '__main__':\n  print(1)\n2 + 2\n'not echoed'";
+    assert_eq!(text(&run(program(main)).stdout), "1\n");
+    for name in ["math", "sys", "numpy", "square", "TRIED", "_reactor", "gc"] {
+        let ran = run(program(&format!("print({name})")));
+        assert_eq!(ran.ending, Ending::Failed, "{name} is imported already");
+        assert!(text(&ran.stderr).contains("NameError"), "{name}");
+    }
+    let said = text(&run(program("def f():\n  return 1 / 0\nf()")).stderr);
+    let wanted =
+        "Traceback (most recent call last):\n  File \"<program>\", line 3, in <module>\n    f()";
+    assert!(said.starts_with(wanted), "{said}");
+    assert!(
+        said.ends_with("ZeroDivisionError: division by zero\n"),
+        "{said}"
+    );
+}
+
 fn code_plugin() -> &'static Plugin {
     static PLUGIN: OnceLock<Plugin> = OnceLock::new();
     PLUGIN.get_or_init(|| {
