@@ -2,12 +2,19 @@
 //!
 //! Every sum is in rank order, so all members get the same bits, and the same bits at every run. A call that the others do
 //! not make too, or make with another shape, is an error that names both sides, never a hang. It knows no layer and no
-//! schedule; which ranks form a group is the trainer's (`parallel::layout`). Read [`threads`] next.
+//! schedule; which ranks form a group is the trainer's (`parallel::layout`). Read [`group`] next, then where ranks meet:
+//! [`threads`] and [`tcp`].
 
+pub mod group;
+pub mod meet;
 pub mod simulated;
+pub mod tcp;
 pub mod threads;
 
+pub use group::Group;
+pub use meet::Meet;
 pub use simulated::Simulated;
+pub use tcp::{Processes, Tcp};
 pub use threads::{Threads, World};
 
 use crate::{Ops, Result};

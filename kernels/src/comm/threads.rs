@@ -1,39 +1,24 @@
-//! Ranks as threads of one process: numbers meet on the host, in f64, and are added in rank order.
+//! Ranks as threads of one process: a [`World`] is where they meet.
 //!
-//! Works over any device and is slow on all: it is where parallel code is proven before a cluster sees it. Each call of a
-//! group carries its number, name, type and size, and all members must agree on them; a member that does not come within
-//! the patience given ends the world for everybody, naming who waits where and what the absent rank did last.
+//! It is slow on any device: it is where parallel code is proven before a cluster sees it. A member that does not come within
+//! the patience given ends the world for everybody, naming who waits where and what the absent rank did last. What they
+//! compute together is [`super::group`]'s.
 
-use super::{Comm, Reduce};
-use crate::{Error, Ops, Result};
+use super::Group;
+use super::meet::{Call, Gift, Given, Meet, Site};
+use crate::{Error, Result};
 use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::fmt;
-use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// What one rank calls.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Call {
-    op: &'static str,
-    kind: &'static str,
-    /// Compared between members.
-    shape: (usize, usize),
-}
-
-impl fmt::Display for Call {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (rows, cols) = self.shape;
-        write!(f, "{} of {} [{rows}, {cols}]", self.op, self.kind)
-    }
-}
+/// One rank's membership of a group of threads.
+pub type Threads<O> = Group<O, World>;
 
 /// A call of a group, while its members gather.
 struct Meeting {
     call: Call,
     first: usize,
-    gifts: Vec<Option<Arc<Vec<f64>>>>,
+    gifts: Vec<Option<Arc<Gift>>>,
     left: usize,
 }
 
@@ -138,80 +123,54 @@ impl World {
     }
 }
 
-/// One rank's membership of a group of threads.
-pub struct Threads<O: Ops> {
-    ops: Arc<O>,
-    world: Arc<World>,
-    name: String,
-    /// Name and members: two groups of one name differ.
-    key: Arc<str>,
-    members: Vec<usize>,
-    rank: usize,
-    calls: AtomicU64,
+impl World {
+    fn waited(&self, site: &Site, what: &str, missing: &[usize], state: &State) -> String {
+        let patience = self.patience.as_secs_f64();
+        let absent: Vec<String> = missing
+            .iter()
+            .map(|m| {
+                let last = state.last.get(m).map_or("nothing", String::as_str);
+                format!("rank {m} (its last: {last})")
+            })
+            .collect();
+        let (me, absent) = (site.me(), absent.join(", "));
+        format!(
+            "rank {me} waited {patience} s in {} for {what}; absent: {absent}",
+            site.key
+        )
+    }
 }
 
-impl<O: Ops> Threads<O> {
-    /// Rank `rank` of the world as a member of the group `members`, which are ranks of the world.
-    ///
-    /// # Errors
-    /// The rank is no member.
-    pub fn new(
-        ops: Arc<O>,
-        world: Arc<World>,
-        name: &str,
-        members: Vec<usize>,
-        rank: usize,
-    ) -> Result<Self> {
-        let place = members.iter().position(|&m| m == rank);
-        let rank = place.ok_or_else(|| {
-            Error::Comm(format!("rank {rank} is no member of {name} {members:?}"))
-        })?;
-        Ok(Self {
-            ops,
-            world,
-            name: name.into(),
-            key: format!("{name} {members:?}").into(),
-            members,
-            rank,
-            calls: AtomicU64::new(0),
-        })
-    }
-
-    fn me(&self) -> usize {
-        self.members[self.rank]
-    }
-
-    /// Give `gift`, wait for everybody's.
-    fn meet(&self, call: Call, gift: Vec<f64>) -> Result<Vec<Arc<Vec<f64>>>> {
-        let number = self.calls.fetch_add(1, Ordering::Relaxed);
-        let (at, me) = ((self.key.clone(), number), self.me());
+impl Meet for World {
+    fn exchange(&self, site: &Site, number: u64, call: Call, gift: Gift) -> Result<Vec<Given>> {
+        let (at, me) = ((site.key.clone(), number), site.me());
+        let members = site.members.len();
         let disagree = {
-            let mut state = self.world.lock();
+            let mut state = self.lock();
             state
                 .last
-                .insert(me, format!("call {number} of {}, {call}", self.key));
+                .insert(me, format!("call {number} of {}, {call}", site.key));
             let meeting = state.meetings.entry(at.clone()).or_insert_with(|| Meeting {
                 call: call.clone(),
                 first: me,
-                gifts: vec![None; self.members.len()],
+                gifts: vec![None; members],
                 left: 0,
             });
             if meeting.call != call {
                 let reason = format!(
                     "ranks disagree in call {number} of {}: rank {} calls {}, rank {me} calls {call}",
-                    self.key, meeting.first, meeting.call
+                    site.key, meeting.first, meeting.call
                 );
                 Some(reason)
             } else {
-                meeting.gifts[self.rank] = Some(Arc::new(gift));
+                meeting.gifts[site.rank] = Some(Arc::new(gift));
                 None
             }
         };
         match disagree {
-            Some(reason) => self.world.end(reason),
-            None => self.world.changed.notify_all(),
+            Some(reason) => self.end(reason),
+            None => self.changed.notify_all(),
         }
-        let members = self.members.len();
         let all_here = |state: &mut State| {
             let meeting = state.meetings.get_mut(&at)?;
             let gifts: Option<Vec<_>> = meeting.gifts.iter().cloned().collect();
@@ -224,201 +183,40 @@ impl<O: Ops> Threads<O> {
         };
         let absent = |state: &State| {
             let missing = state.meetings.get(&at).map_or(Vec::new(), |meeting| {
-                let gifts = meeting.gifts.iter().zip(&self.members);
+                let gifts = meeting.gifts.iter().zip(&site.members[..]);
                 gifts
                     .filter(|(gift, _)| gift.is_none())
                     .map(|(_, &m)| m)
                     .collect()
             });
-            self.waited(me, &format!("call {number}, {call}"), &missing, state)
+            self.waited(site, &format!("call {number}, {call}"), &missing, state)
         };
-        self.world.wait(all_here, absent)
+        let gifts = self.wait(all_here, absent)?;
+        Ok(gifts.iter().map(|gift| gift.part(site.rank)).collect())
     }
 
-    fn waited(&self, me: usize, what: &str, missing: &[usize], state: &State) -> String {
-        let patience = self.world.patience.as_secs_f64();
-        let absent: Vec<String> = missing
-            .iter()
-            .map(|m| {
-                let last = state.last.get(m).map_or("nothing", String::as_str);
-                format!("rank {m} (its last: {last})")
-            })
-            .collect();
-        let absent = absent.join(", ");
-        format!(
-            "rank {me} waited {patience} s in {} for {what}; absent: {absent}",
-            self.key
-        )
-    }
-
-    fn summed(gifts: &[Arc<Vec<f64>>], range: Range<usize>) -> Vec<f64> {
-        let mut sum = gifts[0][range.clone()].to_vec();
-        for gift in &gifts[1..] {
-            for (sum, x) in sum.iter_mut().zip(&gift[range.clone()]) {
-                *sum += x;
-            }
-        }
-        sum
-    }
-
-    /// This member's part of `n` equal parts.
-    fn share(&self, op: &str, n: usize) -> Result<Range<usize>> {
-        let members = self.members.len();
-        if !n.is_multiple_of(members) {
-            return Err(Error::Comm(format!(
-                "{op} of {}: {n} is no multiple of its {members} members",
-                self.key
-            )));
-        }
-        let part = n / members;
-        Ok(self.rank * part..(self.rank + 1) * part)
-    }
-
-    /// Each member's rows for this one. `call` has the shape of what this one gives.
-    fn dealt_out(
-        &self,
-        call: Call,
-        data: &[f64],
-        send_rows: &[usize],
-        recv_rows: &[usize],
-    ) -> Result<Vec<f64>> {
-        let (rows, cols) = call.shape;
-        let members = self.members.len();
-        if send_rows.len() != members
-            || recv_rows.len() != members
-            || send_rows.iter().sum::<usize>() != rows
-        {
-            return Err(Error::Comm(format!(
-                "all_to_all of {}: {send_rows:?} and {recv_rows:?} rows for {members} members and {rows} rows",
-                self.key
-            )));
-        }
-        // The number of rows differs from rank to rank by design; each pair's is checked below.
-        let call = Call {
-            shape: (0, cols),
-            ..call
-        };
-        let mut gift: Vec<f64> = send_rows.iter().map(|&n| n as f64).collect();
-        gift.extend(data);
-        let gifts = self.meet(call, gift)?;
-        let mut all = Vec::new();
-        for (from, gift) in gifts.iter().enumerate() {
-            let counts: Vec<usize> = gift[..members].iter().map(|&n| n as usize).collect();
-            if counts[self.rank] != recv_rows[from] {
-                let reason = format!(
-                    "all_to_all of {}: rank {} sends {} rows to rank {}, which awaits {}",
-                    self.key,
-                    self.members[from],
-                    counts[self.rank],
-                    self.me(),
-                    recv_rows[from]
-                );
-                self.world.end(reason.clone());
-                return Err(Error::Comm(reason));
-            }
-            let start = members + counts[..self.rank].iter().sum::<usize>() * cols;
-            all.extend_from_slice(&gift[start..][..counts[self.rank] * cols]);
-        }
-        Ok(all)
-    }
-
-    fn tensor_call(&self, op: &'static str, x: &O::Tensor) -> Result<(Call, Vec<f64>)> {
-        let (shape, kind) = (self.ops.shape(x), "tensors");
-        Ok((Call { op, kind, shape }, self.ops.read_f64(x)?))
-    }
-
-    fn float_call(&self, op: &'static str, x: &O::Float) -> Result<(Call, Vec<f64>)> {
-        let (shape, kind) = (self.ops.float_shape(x), "accumulators");
-        Ok((Call { op, kind, shape }, self.ops.read_float_f64(x)?))
-    }
-}
-
-impl<O: Ops> Comm<O> for Threads<O> {
-    fn name(&self) -> &str {
-        &self.name
-    }
-
-    fn rank(&self) -> usize {
-        self.rank
-    }
-
-    fn size(&self) -> usize {
-        self.members.len()
-    }
-
-    fn all_reduce(&self, x: &O::Tensor) -> Result<O::Tensor> {
-        let (call, gift) = self.tensor_call("all_reduce", x)?;
-        let (shape, len) = (call.shape, gift.len());
-        let gifts = self.meet(call, gift)?;
-        self.ops
-            .tensor_f64(shape.0, shape.1, &Self::summed(&gifts, 0..len))
-    }
-
-    fn all_gather(&self, x: &O::Tensor) -> Result<O::Tensor> {
-        let (call, gift) = self.tensor_call("all_gather", x)?;
-        let (rows, cols) = call.shape;
-        let gifts = self.meet(call, gift)?;
-        let all: Vec<f64> = gifts.iter().flat_map(|gift| gift.iter().copied()).collect();
-        self.ops.tensor_f64(rows * gifts.len(), cols, &all)
-    }
-
-    fn reduce_scatter(&self, x: &O::Tensor) -> Result<O::Tensor> {
-        let (call, gift) = self.tensor_call("reduce_scatter", x)?;
-        let (rows, cols) = call.shape;
-        let share = self.share("reduce_scatter", rows)?;
-        let gifts = self.meet(call, gift)?;
-        let range = share.start * cols..share.end * cols;
-        self.ops
-            .tensor_f64(share.len(), cols, &Self::summed(&gifts, range))
-    }
-
-    fn all_to_all(
-        &self,
-        x: &O::Tensor,
-        send_rows: &[usize],
-        recv_rows: &[usize],
-    ) -> Result<O::Tensor> {
-        let (call, data) = self.tensor_call("all_to_all", x)?;
-        let cols = call.shape.1;
-        let all = self.dealt_out(call, &data, send_rows, recv_rows)?;
-        self.ops.tensor_f64(recv_rows.iter().sum(), cols, &all)
-    }
-
-    fn rotate(&self, x: &O::Tensor) -> Result<O::Tensor> {
-        let (call, gift) = self.tensor_call("rotate", x)?;
-        let (rows, cols) = call.shape;
-        let gifts = self.meet(call, gift)?;
-        let before = (self.rank + gifts.len() - 1) % gifts.len();
-        self.ops.tensor_f64(rows, cols, &gifts[before])
-    }
-
-    fn send(&self, to: usize, tag: u64, x: &O::Tensor) -> Result<()> {
-        let (call, data) = self.tensor_call("send", x)?;
-        let mut state = self.world.lock();
+    fn post(&self, site: &Site, to: usize, tag: u64, call: Call, data: Vec<f64>) -> Result<()> {
+        let mut state = self.lock();
         if let Some(reason) = &state.ended {
             return Err(Error::Comm(reason.clone()));
         }
-        let (me, to) = (self.me(), self.members[to]);
-        let said = format!("{}: {call} to rank {to}, tag {tag}", self.key);
+        let me = site.me();
+        let said = format!("{}: {call} to rank {to}, tag {tag}", site.key);
         state.last.insert(me, said);
         state
             .mail
-            .entry((self.key.clone(), me, to, tag))
+            .entry((site.key.clone(), me, to, tag))
             .or_default()
             .push_back((call, data));
         drop(state);
-        self.world.changed.notify_all();
+        self.changed.notify_all();
         Ok(())
     }
 
-    fn recv(&self, from: usize, tag: u64, rows: usize, cols: usize) -> Result<O::Tensor> {
-        let (me, from) = (self.me(), self.members[from]);
-        let at = (self.key.clone(), from, me, tag);
-        let what = format!("recv of [{rows}, {cols}] from rank {from}, tag {tag}");
-        self.world
-            .lock()
-            .last
-            .insert(me, format!("{}: {what}", self.key));
+    fn fetch(&self, site: &Site, from: usize, tag: u64, what: &str) -> Result<(Call, Vec<f64>)> {
+        let me = site.me();
+        let at = (site.key.clone(), from, me, tag);
+        self.lock().last.insert(me, format!("{}: {what}", site.key));
         let arrived = |state: &mut State| {
             let queue = state.mail.get_mut(&at)?;
             let found = queue.pop_front();
@@ -427,70 +225,11 @@ impl<O: Ops> Comm<O> for Threads<O> {
             }
             found
         };
-        let absent = |state: &State| self.waited(me, &what, &[from], state);
-        let (call, data) = self.world.wait(arrived, absent)?;
-        if call.shape != (rows, cols) {
-            let reason = format!(
-                "ranks disagree in {}: rank {from} calls {call}, rank {me} calls {what}",
-                self.key
-            );
-            self.world.end(reason.clone());
-            return Err(Error::Comm(reason));
-        }
-        self.ops.tensor_f64(rows, cols, &data)
+        let absent = |state: &State| self.waited(site, what, &[from], state);
+        self.wait(arrived, absent)
     }
 
-    fn all_reduce_float(&self, x: &mut O::Float) -> Result<()> {
-        let (call, gift) = self.float_call("all_reduce", x)?;
-        let (shape, len) = (call.shape, gift.len());
-        let gifts = self.meet(call, gift)?;
-        *x = self
-            .ops
-            .float_f64(shape.0, shape.1, &Self::summed(&gifts, 0..len))?;
-        Ok(())
-    }
-
-    fn reduce_scatter_float(&self, x: &O::Float) -> Result<O::Float> {
-        let (call, gift) = self.float_call("reduce_scatter", x)?;
-        let share = self.share("reduce_scatter", gift.len())?;
-        let gifts = self.meet(call, gift)?;
-        self.ops
-            .float_f64(1, share.len(), &Self::summed(&gifts, share))
-    }
-
-    fn all_gather_float(&self, x: &O::Float) -> Result<O::Float> {
-        let (call, gift) = self.float_call("all_gather", x)?;
-        let gifts = self.meet(call, gift)?;
-        let all: Vec<f64> = gifts.iter().flat_map(|gift| gift.iter().copied()).collect();
-        self.ops.float_f64(1, all.len(), &all)
-    }
-
-    fn all_reduce_host(&self, x: &mut [f64], how: Reduce) -> Result<()> {
-        let (op, kind) = match how {
-            Reduce::Sum => ("all_reduce", "host numbers"),
-            Reduce::Max => ("all_reduce of the largest", "host numbers"),
-        };
-        let shape = (1, x.len());
-        let gifts = self.meet(Call { op, kind, shape }, x.to_vec())?;
-        match how {
-            Reduce::Sum => x.copy_from_slice(&Self::summed(&gifts, 0..x.len())),
-            Reduce::Max => {
-                for (i, x) in x.iter_mut().enumerate() {
-                    *x = gifts.iter().map(|gift| gift[i]).fold(*x, f64::max);
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn all_to_all_host(&self, x: &[f64], send: &[usize], recv: &[usize]) -> Result<Vec<f64>> {
-        let (op, kind, shape) = ("all_to_all", "host numbers", (x.len(), 1));
-        self.dealt_out(Call { op, kind, shape }, x, send, recv)
-    }
-
-    fn all_gather_host(&self, x: &[f64]) -> Result<Vec<f64>> {
-        let (op, kind, shape) = ("all_gather", "host numbers", (1, x.len()));
-        let gifts = self.meet(Call { op, kind, shape }, x.to_vec())?;
-        Ok(gifts.iter().flat_map(|gift| gift.iter().copied()).collect())
+    fn end(&self, reason: String) {
+        Self::end(self, reason);
     }
 }

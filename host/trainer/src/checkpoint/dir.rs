@@ -43,19 +43,27 @@ impl Staging {
     /// Give the directory its name. The files in it are synced already.
     pub(crate) fn publish(self) -> Result<()> {
         sync_dir(&self.path)?;
-        let old = aside(&self.target, "replaced");
-        if self.target.exists() {
-            fs::rename(&self.target, &old).map_err(Error::io(&self.target))?;
-        }
-        fs::rename(&self.path, &self.target).map_err(Error::io(&self.target))?;
-        if let Some(parent) = self.target.parent() {
-            sync_dir(parent)?;
-        }
-        if old.exists() {
-            fs::remove_dir_all(&old).map_err(Error::io(&old))?;
-        }
-        Ok(())
+        commit(&self.path, &self.target)
     }
+}
+
+/// Give the whole directory `path` the name `target`; what has that name goes.
+///
+/// # Errors
+/// The disk refused; one of both is then still there.
+pub fn commit(path: &Path, target: &Path) -> Result<()> {
+    let old = aside(target, "replaced");
+    if target.exists() {
+        fs::rename(target, &old).map_err(Error::io(target))?;
+    }
+    fs::rename(path, target).map_err(Error::io(target))?;
+    if let Some(parent) = target.parent() {
+        sync_dir(parent)?;
+    }
+    if old.exists() {
+        fs::remove_dir_all(&old).map_err(Error::io(&old))?;
+    }
+    Ok(())
 }
 
 impl Drop for Staging {
@@ -103,6 +111,14 @@ fn all(root: &Path) -> Result<Vec<(Step, PathBuf)>> {
     Ok(found)
 }
 
+/// The steps of which `root` holds a whole checkpoint, in order.
+///
+/// # Errors
+/// The directory cannot be read; a missing one simply holds none.
+pub fn steps(root: &Path) -> Result<Vec<Step>> {
+    Ok(all(root)?.into_iter().map(|(step, _)| step).collect())
+}
+
 /// The newest checkpoint `step_<n>` in `root`.
 ///
 /// # Errors
@@ -123,8 +139,8 @@ pub fn keep_last(root: &Path, keep: usize) -> Result<()> {
     for entry in fs::read_dir(root).map_err(Error::io(root))? {
         let path = entry.map_err(Error::io(root))?.path();
         let name = path.file_name().unwrap_or_default().to_string_lossy();
-        if name.starts_with(".step_") && (name.ends_with(".writing") || name.ends_with(".replaced"))
-        {
+        let is_aside = name.starts_with('.') && name.trim_start_matches('.').starts_with("step_");
+        if is_aside && (name.ends_with(".writing") || name.ends_with(".replaced")) {
             fs::remove_dir_all(&path).map_err(Error::io(&path))?;
         }
     }

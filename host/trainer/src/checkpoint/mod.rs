@@ -19,7 +19,7 @@ pub mod identity;
 pub mod pieces;
 pub mod tensors;
 
-pub use dir::{keep_last, latest};
+pub use dir::{commit, keep_last, latest, steps};
 
 use crate::critic::CriticProgress;
 use crate::optim::precision::Precision;

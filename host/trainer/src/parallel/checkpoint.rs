@@ -5,12 +5,13 @@
 //! [`crate::checkpoint::pieces`] for the format.
 
 use super::rank::Rank;
-use super::trainer::ParallelTrainer;
+use super::trainer::{ParallelTrainer, Training};
 use crate::checkpoint::dir::Staging;
 use crate::checkpoint::identity::Identity;
 use crate::checkpoint::pieces::{Entry, Library, Piece, Table};
 use crate::checkpoint::tensors::{Data, write_pieces};
 use crate::checkpoint::{FORMATS, INDEX, Index, MASTER, MOMENTS};
+use crate::optim::Progress;
 use crate::optim::precision::Precision;
 use crate::{Error, Result};
 use slime_core::Step;
@@ -193,6 +194,32 @@ fn write_file(
     })
 }
 
+/// The index of a checkpoint of which every rank wrote what its table says.
+pub(super) fn index_of(
+    training: &Training,
+    step: Step,
+    progress: Progress,
+    tables: impl Iterator<Item = Table>,
+) -> Index {
+    let mut tensors = Table::new();
+    for (name, mut entry) in tables.flatten() {
+        let known = tensors.entry(name).or_insert_with(|| Entry {
+            shape: entry.shape.clone(),
+            pieces: Vec::new(),
+        });
+        known.pieces.append(&mut entry.pieces);
+    }
+    Index {
+        format: FORMATS[1],
+        step,
+        model: Identity::of(&training.spec, &slime_model::params(&training.spec)),
+        optimizer: progress,
+        critic: None,
+        layout: Some(training.parallel.short()),
+        tensors: Some(tensors),
+    }
+}
+
 impl<O: Ops> ParallelTrainer<O> {
     /// Write a checkpoint to `dir`, which says that `step` rollout steps are finished; every rank writes its part.
     ///
@@ -203,25 +230,8 @@ impl<O: Ops> ParallelTrainer<O> {
         let path: PathBuf = staging.path().to_owned();
         let written = self.on_all(move |rank| Ok((rank.write(&path)?, rank.optimizer.progress)))?;
         let progress = written[0].1;
-        let mut tensors = Table::new();
-        for (table, _) in written {
-            for (name, mut entry) in table {
-                let known = tensors.entry(name).or_insert_with(|| Entry {
-                    shape: entry.shape.clone(),
-                    pieces: Vec::new(),
-                });
-                known.pieces.append(&mut entry.pieces);
-            }
-        }
-        let index = Index {
-            format: FORMATS[1],
-            step,
-            model: Identity::of(self.spec(), self.params()),
-            optimizer: progress,
-            critic: None,
-            layout: Some(self.parallel().short()),
-            tensors: Some(tensors),
-        };
+        let tables = written.into_iter().map(|(table, _)| table);
+        let index = index_of(self.training(), step, progress, tables);
         staging.write(INDEX, index.to_text().as_bytes())?;
         staging.publish()
     }

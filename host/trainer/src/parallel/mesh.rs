@@ -4,7 +4,7 @@
 
 use super::layout::ParallelConfig;
 use super::place::{Axis, Place};
-use slime_kernels::comm::{Threads, World};
+use slime_kernels::comm::{Processes, Tcp, Threads, World};
 use slime_kernels::{Comm, Ops, Result};
 use slime_model::layers::{Experts, Peers};
 use std::sync::Arc;
@@ -86,6 +86,23 @@ impl<O: Ops> Mesh<O> {
     ) -> Result<Self> {
         Self::new(Place::new(config, rank), kv_heads, |name, members| {
             let comm = Threads::new(ops.clone(), world.clone(), name, members, rank)?;
+            Ok(Arc::new(comm))
+        })
+    }
+
+    /// Between processes.
+    ///
+    /// # Errors
+    /// The rank lies outside the layout.
+    pub fn of_processes(
+        ops: &Arc<O>,
+        processes: &Arc<Processes>,
+        config: &ParallelConfig,
+        kv_heads: usize,
+    ) -> Result<Self> {
+        let rank = processes.rank();
+        Self::new(Place::new(config, rank), kv_heads, |name, members| {
+            let comm = Tcp::new(ops.clone(), processes.clone(), name, members, rank)?;
             Ok(Arc::new(comm))
         })
     }

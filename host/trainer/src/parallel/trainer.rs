@@ -159,6 +159,11 @@ impl<O: Ops> ParallelTrainer<O> {
         &self.training.parallel
     }
 
+    /// What is trained, and how.
+    pub(super) fn training(&self) -> &Training {
+        &self.training
+    }
+
     /// The configuration.
     pub fn config(&self) -> &TrainConfig {
         &self.training.config
@@ -370,7 +375,7 @@ impl<O: Ops> Drop for ParallelTrainer<O> {
 }
 
 /// Refused for the same reason on every rank, before anything was sent.
-fn is_refusal(error: &Error) -> bool {
+pub(super) fn is_refusal(error: &Error) -> bool {
     matches!(
         error,
         Error::Config(_)
@@ -383,7 +388,7 @@ fn is_refusal(error: &Error) -> bool {
     )
 }
 
-fn words(panic: &(dyn std::any::Any + Send)) -> String {
+pub(super) fn words(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(ToString::to_string);
     text.or_else(|| panic.downcast_ref::<String>().cloned())
         .unwrap_or_else(|| "without words".into())

@@ -9,6 +9,7 @@ mod golden;
 mod optimizer;
 mod pitfalls;
 mod plans;
+mod processes;
 mod reshard;
 mod toy;
 mod watched;
