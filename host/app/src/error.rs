@@ -19,8 +19,13 @@ pub enum Failure {
         /// What is safe, and what to do.
         #[help]
         help: Option<String>,
+        /// Another process was at fault: it is lost, or has taken the run over.
+        elsewhere: bool,
     },
 }
+
+/// Exit code of a run that ended because another of its processes was lost, or has taken it over.
+pub const ELSEWHERE: u8 = 13;
 
 /// This program's result.
 pub type Result<T, E = Failure> = std::result::Result<T, E>;
@@ -31,6 +36,16 @@ impl Failure {
         Self::Run {
             message: message.into(),
             help: None,
+            elsewhere: false,
+        }
+    }
+
+    /// A run's error that is not this process's.
+    pub fn elsewhere(message: impl Into<String>) -> Self {
+        Self::Run {
+            message: message.into(),
+            help: None,
+            elsewhere: true,
         }
     }
 
@@ -38,9 +53,12 @@ impl Failure {
     #[must_use]
     pub fn help(self, cure: impl Into<String>) -> Self {
         match self {
-            Self::Run { message, .. } => Self::Run {
+            Self::Run {
+                message, elsewhere, ..
+            } => Self::Run {
                 message,
                 help: Some(cure.into()),
+                elsewhere,
             },
             other => other,
         }
@@ -53,9 +71,11 @@ impl Failure {
             Self::Run {
                 message,
                 help: Some(help),
+                elsewhere,
             } => Self::Run {
                 message,
                 help: Some(format!("{help}\n{cure}")),
+                elsewhere,
             },
             other => other.help(cure),
         }
@@ -65,6 +85,9 @@ impl Failure {
     pub fn code(&self) -> u8 {
         match self {
             Self::Config(_) => 2,
+            Self::Run {
+                elsewhere: true, ..
+            } => ELSEWHERE,
             Self::Run { .. } => 1,
         }
     }
@@ -84,6 +107,7 @@ pub fn at_path(path: &std::path::Path) -> impl FnOnce(std::io::Error) -> Failure
         Failure::Run {
             message: format!("{}: {e}", path.display()),
             help,
+            elsewhere: false,
         }
     }
 }

@@ -12,6 +12,7 @@ mod cli;
 mod config;
 mod error;
 mod job;
+mod launch;
 mod telemetry;
 mod wire;
 

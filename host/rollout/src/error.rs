@@ -116,6 +116,19 @@ pub enum RolloutError {
         /// The lock file.
         path: PathBuf,
     },
+    /// The run was continued elsewhere.
+    #[error(
+        "this run was taken over: here is its epoch {epoch}, and epoch {by} has begun ({who}). Nothing more is written here; \
+         follow the run there"
+    )]
+    TakenOver {
+        /// This process's.
+        epoch: u64,
+        /// The newest.
+        by: u64,
+        /// Its process and machine.
+        who: String,
+    },
     /// A batch was asked for before its groups were sampled.
     #[error("step {step}: {have} of {want} groups are ready; sample the missing ones first")]
     NotEnough {

@@ -21,6 +21,7 @@
 pub mod buffer;
 pub mod collect;
 mod error;
+pub mod fence;
 mod models;
 pub mod pool;
 pub mod publish;
@@ -31,6 +32,7 @@ mod teacher;
 pub use buffer::{Buffer, Conservation, Identity, Start, Taken};
 pub use collect::{Collected, Continuous, Limits, Sampler, SamplerConfig, SingleTurn};
 pub use error::RolloutError;
+pub use fence::Fence;
 pub use models::NamedModels;
 pub use pool::{Address, Pool, PoolConfig};
 pub use publish::{Publisher, WeightDirs};

@@ -10,7 +10,7 @@ use crate::job::opened::Opened;
 use crate::job::run_dir::logs;
 use crate::job::watch::Watch;
 use crate::telemetry::{Row, Telemetry};
-use crate::wire::{Serving, rollout_failed};
+use crate::wire::{Serving, Whose, rollout_failed};
 use slime_core::{Group as Rollouts, RolloutRecord, Step, WeightVersion};
 use slime_rollout::buffer::write_jsonl;
 use std::path::PathBuf;
@@ -60,8 +60,11 @@ async fn evaluate(opened: Opened, out: Option<PathBuf>, context: &Context) -> Re
         &opened.model,
         &opened.plan.rollout,
         &opened.said,
-        "eval",
-        Some(version),
+        Whose {
+            label: "eval",
+            frozen: Some(version),
+            fence: None,
+        },
         &logs(opened.plan.run.dir.as_deref()),
     )
     .await?;

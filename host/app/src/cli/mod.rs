@@ -9,6 +9,7 @@ mod doctor;
 mod eval;
 mod import;
 mod inspect;
+mod launch;
 mod logprobs;
 mod mask;
 mod plan;
@@ -52,6 +53,11 @@ pub struct Cli {
 enum Verb {
     /// Train a policy by reinforcement: sample, score, train, publish, repeat
     Run(run::Args),
+    /// Start this node's ranks of a run on several machines, under Ray, Slurm, torchrun, mpirun or alone
+    Launch(launch::Args),
+    /// One rank of a node, tied to its agent
+    #[command(hide = true)]
+    LaunchRank(launch::Rank),
     /// Supervised fine-tuning on the same trainer
     Sft(sft::Args),
     /// Rollouts only, as records
@@ -103,6 +109,8 @@ pub enum Outcome {
     NotWell,
     /// The person stopped it; everything is saved.
     Stopped,
+    /// As the processes it started ended.
+    Code(u8),
 }
 
 impl Outcome {
@@ -112,6 +120,7 @@ impl Outcome {
             Self::Done => 0,
             Self::NotWell => 1,
             Self::Stopped => 130,
+            Self::Code(code) => code,
         }
     }
 }
@@ -150,6 +159,8 @@ pub fn main(argv: Vec<String>) -> std::result::Result<Result<Outcome>, u8> {
 fn dispatch(verb: Verb, context: &Context) -> Result<Outcome> {
     match verb {
         Verb::Run(args) => run::run(args, context),
+        Verb::Launch(args) => launch::run(args, context),
+        Verb::LaunchRank(args) => launch::rank(args),
         Verb::Sft(args) => sft::run(args, context),
         Verb::Rollout(args) => rollout::run(args, context),
         Verb::Train(args) => train::run(args, context),

@@ -12,7 +12,7 @@ use crate::job::run_dir::logs;
 use crate::job::stop::{ENDING, Stop};
 use crate::job::watch::Watch;
 use crate::telemetry::{Row, Telemetry};
-use crate::wire::{Serving, rollout_failed};
+use crate::wire::{Serving, Whose, rollout_failed};
 use slime_core::{RolloutRecord, Step, WeightVersion};
 use slime_rollout::Sampler;
 use slime_rollout::buffer::write_jsonl;
@@ -67,8 +67,11 @@ async fn sample(opened: Opened, out: PathBuf, context: &Context) -> Result<Outco
         &opened.model,
         rollout,
         &opened.said,
-        "rollout",
-        Some(version),
+        Whose {
+            label: "rollout",
+            frozen: Some(version),
+            fence: None,
+        },
         &logs(opened.plan.run.dir.as_deref()),
     )
     .await?;

@@ -3,12 +3,17 @@
 use super::recipe::Recipe;
 use super::{Context, Outcome};
 use crate::config::flags::{Group, bits};
-use crate::config::{Plan, Verb};
-use crate::error::Result;
+use crate::config::{Plan, Problem, Verb};
+use crate::error::{Failure, Result};
 use crate::job::open::Place;
 use crate::job::opened::Opened;
-use crate::job::{End, run_dir};
+use crate::job::stop::Stop;
+use crate::job::{End, run_dir, team};
+use crate::launch::Env;
+use crate::launch::contract::rendezvous;
+use slime_kernels::comm::Processes;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 const GROUPS: u32 = bits(&[
     Group::Run,
@@ -26,14 +31,24 @@ const DEMO: (&str, &str) = (
     include_str!("../../../../configs/demo.toml"),
 );
 
+/// How a run is continued.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Resume {
+    /// Unless another process has it open
+    IfFree,
+    /// Whoever has it open; or start it
+    TakeOver,
+}
+
 /// What to run.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Components (.wasm) or plugin folders, which are built first
     plugins: Vec<PathBuf>,
-    /// Continue the run in run.dir, or the newest one, from its last checkpoint
-    #[arg(long)]
-    resume: bool,
+    /// Continue the run in run.dir, or the newest one, from its last checkpoint. `--resume=take-over` is for schedulers: it
+    /// starts the run where there is none yet, and fences off whoever else still has it open
+    #[arg(long, value_enum, value_name = "HOW", num_args = 0..=1, require_equals = true, default_missing_value = "if-free")]
+    resume: Option<Resume>,
     #[command(flatten)]
     recipe: Recipe<GROUPS>,
 }
@@ -43,7 +58,52 @@ pub struct Args {
 /// # Errors
 /// What was asked for is wrong, or the run failed.
 pub fn run(args: Args, context: &Context) -> Result<Outcome> {
-    let (said, dir) = if args.resume {
+    let Some((at, timing)) = rendezvous(&Env::own())? else {
+        return alone_or_leading(args, None, context);
+    };
+    let (rank, size) = (at.rank, at.size);
+    let processes = Processes::join(&at, timing);
+    let processes = processes.map_err(|e| Failure::elsewhere(e.to_string()))?;
+    if rank > 0 {
+        context.console.line(&format!(
+            " rank {rank} of {size}, led by rank 0 at {}:{}",
+            at.host, at.port
+        ));
+        return super::block_on(following(processes))?;
+    }
+    let result = alone_or_leading(args, Some(processes.clone()), context);
+    if let Err(failure) = &result {
+        team::give_up(&processes, failure);
+    }
+    result
+}
+
+/// A rank other than 0. What asks it to stop asks rank 0 too, which decides when there is nothing more to do.
+async fn following(processes: Arc<Processes>) -> Result<Outcome> {
+    let _patient = Stop::ignore();
+    tokio::task::block_in_place(|| team::follow(&processes))?;
+    Ok(Outcome::Done)
+}
+
+fn alone_or_leading(
+    args: Args,
+    processes: Option<Arc<Processes>>,
+    context: &Context,
+) -> Result<Outcome> {
+    let take_over = args.resume == Some(Resume::TakeOver);
+    let resumed = match args.resume {
+        None => false,
+        Some(Resume::IfFree) => true,
+        Some(Resume::TakeOver) => {
+            let dir = args.recipe.resolve(None, &args.plugins)?.config.run.dir;
+            let dir = dir.ok_or_else(|| {
+                Problem::new("--resume=take-over continues a run that may not have begun, and no directory is given")
+                    .help("name it: --set run.dir=PATH")
+            })?;
+            dir.join(run_dir::DATABASE).exists()
+        }
+    };
+    let (said, dir) = if resumed {
         let first = args.recipe.resolve(None, &args.plugins)?;
         let dir = run_dir::to_resume(first.config.run.dir.as_deref())?;
         let name = dir.join(run_dir::RESOLVED).display().to_string();
@@ -62,7 +122,11 @@ pub fn run(args: Args, context: &Context) -> Result<Outcome> {
     };
     let plan = Plan::new(&said, Verb::Run)?;
     let place = match dir {
-        Some(dir) => Place { dir, resume: true },
+        Some(dir) => Place {
+            dir,
+            resume: true,
+            take_over,
+        },
         None => {
             let name = plan
                 .run
@@ -72,6 +136,7 @@ pub fn run(args: Args, context: &Context) -> Result<Outcome> {
             Place {
                 dir: run_dir::fresh(plan.run.dir.as_deref(), &name, plan.seed)?,
                 resume: false,
+                take_over,
             }
         }
     };
@@ -79,6 +144,7 @@ pub fn run(args: Args, context: &Context) -> Result<Outcome> {
     let end = super::block_on(crate::job::open::run(
         opened,
         place,
+        processes,
         &context.console,
         &context.trace,
     ))??;

@@ -75,6 +75,7 @@ async fn train<O: Ops>(
         config: &plan.train,
         ranks: &plan.ranks,
         vocab: model.text.vocab_size(),
+        processes: None,
     };
     let progress = watch::on_train(bar.clone());
     let trainer = Ranks::new(ops.clone(), &trained, weights, progress);

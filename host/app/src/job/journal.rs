@@ -7,6 +7,7 @@ use crate::telemetry::console::{Console, Progress, step_line};
 use crate::telemetry::{Row, Telemetry};
 use crate::wire::rollout_failed;
 use slime_core::Group;
+use slime_rollout::Fence;
 use slime_rollout::buffer::write_parquet;
 use std::path::PathBuf;
 
@@ -22,10 +23,13 @@ pub struct RunJournal {
     pub reward_range: (f64, f64),
     /// Directory of the rollouts' files.
     pub rollouts: PathBuf,
+    /// Whose run it is.
+    pub fence: Fence,
 }
 
 impl Journal for RunJournal {
     fn record(&mut self, row: &Row, groups: &[Group]) -> Result<()> {
+        self.fence.check().map_err(rollout_failed)?;
         let step = row.get(AXIS).unwrap_or_default() as u64;
         let records: Vec<_> = groups.iter().flat_map(Group::records).collect();
         let path = self.rollouts.join(format!("step_{step}.parquet"));

@@ -3,11 +3,12 @@
 use super::Learn;
 use super::ranks::Ranks;
 use crate::error::{Failure, Result};
-use crate::wire::Model;
+use crate::wire::{Model, rollout_failed};
 use slime_core::{RolloutRecord, Step};
 use slime_kernels::Ops;
 use slime_model::ParamSpec;
 use slime_model::hf::{self, DEFAULT_SHARD_BYTES, save_dir, save_weights};
+use slime_rollout::Fence;
 use slime_trainer::{TrainMetrics, checkpoint};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -23,16 +24,21 @@ pub struct Learner<O: Ops> {
     pub checkpoints: PathBuf,
     /// Newest ones kept.
     pub keep: usize,
+    /// Whose run it is: no checkpoint is written once it is another's.
+    pub fence: Fence,
 }
 
 impl<O: Ops> Learner<O> {
-    /// Continue from the newest checkpoint; 0 where there is none.
+    /// Continue from the newest checkpoint of those that may be used; 0 where there is none.
     ///
     /// # Errors
     /// It is of another model, or damaged.
-    pub fn resume(&mut self) -> Result<Step> {
-        match checkpoint::latest(&self.checkpoints).map_err(train_failed)? {
-            Some((_, dir)) => self.trainer.load(&dir).map_err(train_failed),
+    pub fn resume(&mut self, usable: &[Step]) -> Result<Step> {
+        match usable.last() {
+            Some(step) => {
+                let dir = self.checkpoints.join(format!("step_{step}"));
+                self.trainer.load(&dir).map_err(train_failed)
+            }
             None => Ok(Step(0)),
         }
     }
@@ -44,9 +50,14 @@ impl<O: Ops> Learn for Learner<O> {
     }
 
     fn save(&mut self, finished: Step) -> Result<()> {
-        self.trainer
-            .save(&self.checkpoints.join(format!("step_{finished}")), finished)
-            .map_err(train_failed)?;
+        self.fence.check().map_err(rollout_failed)?;
+        let name = format!("step_{finished}");
+        // Whole, but not yet the run's: that is one rename, just after the run was seen to be this process's still.
+        let aside = format!(".{name}.epoch-{}.writing", self.fence.epoch());
+        let aside = self.checkpoints.join(aside);
+        self.trainer.save(&aside, finished).map_err(train_failed)?;
+        self.fence.check().map_err(rollout_failed)?;
+        checkpoint::commit(&aside, &self.checkpoints.join(name)).map_err(train_failed)?;
         checkpoint::keep_last(&self.checkpoints, self.keep).map_err(train_failed)
     }
 
@@ -95,7 +106,13 @@ pub fn export(
 /// A trainer's error once the run has begun.
 pub fn train_failed(error: slime_trainer::Error) -> Failure {
     let full = matches!(&error, slime_trainer::Error::Io { source, .. } if source.kind() == std::io::ErrorKind::StorageFull);
-    let failure = Failure::run(error.to_string());
+    let failure = match &error {
+        slime_trainer::Error::Ranks(reason)
+        | slime_trainer::Error::Kernels(slime_kernels::Error::Comm(reason)) => {
+            Failure::elsewhere(reason.clone())
+        }
+        _ => Failure::run(error.to_string()),
+    };
     if full {
         failure.help("the disk is full, the checkpoint before is whole: free space, then continue with --resume")
     } else {

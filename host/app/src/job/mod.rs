@@ -18,6 +18,7 @@ pub mod self_check;
 pub mod shape;
 pub mod start;
 pub mod stop;
+pub mod team;
 pub mod warm_up;
 pub mod watch;
 

@@ -6,8 +6,9 @@ use super::learner::Learner;
 use super::opened::Opened;
 use super::publish::{Publishing, SelfCheck};
 use super::row::AXIS;
-use super::start::learner;
+use super::start::{Held, learner};
 use super::stop::{self, Stop};
+use super::team;
 use super::watch::Watch;
 use super::{End, Evaluate, Job, Learn, Queue, Sample, Teach, run_dir};
 use crate::config::Dtype;
@@ -18,15 +19,16 @@ use crate::telemetry::{Telemetry, Trace, metrics, report};
 use crate::wire::caster;
 use crate::wire::device::on_device;
 use crate::wire::dry_run::dry_run;
-use crate::wire::{Computer, Serving, refused, rollout_failed};
+use crate::wire::{Computer, Serving, Whose, refused, rollout_failed};
 use slime_core::ports::{BoxFuture, TextCodec};
 use slime_core::{RolloutRecord, Step, WeightVersion};
 use slime_kernels::Ops;
+use slime_kernels::comm::Processes;
 use slime_model::hf;
 use slime_rollout::publish::Transport;
 use slime_rollout::{
-    Address, Buffer, Collected, Conservation, Continuous, Publisher, Sampler, Start, Taken,
-    Teacher, WeightDirs,
+    Address, Buffer, Collected, Conservation, Continuous, Fence, Publisher, RolloutError, Sampler,
+    Start, Taken, Teacher, WeightDirs,
 };
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -35,6 +37,10 @@ use std::time::Duration;
 /// How long a publish waits for servers that are all gone: one may be starting again.
 const PATIENCE: Duration = Duration::from_secs(900);
 
+/// What to do after a rank was lost.
+const CONTINUE: &str =
+    "start the ranks again with --resume=take-over: the run continues from its last checkpoint";
+
 /// A run's directory and whether something is in it.
 #[derive(Clone, Debug)]
 pub struct Place {
@@ -42,22 +48,31 @@ pub struct Place {
     pub dir: PathBuf,
     /// Whether a run is continued.
     pub resume: bool,
+    /// Whoever has it open is fenced off, not waited for.
+    pub take_over: bool,
 }
 
 /// Run the loop to its end or until the person stops it.
 ///
 /// # Errors
 /// Whatever stopped it.
-pub async fn run(opened: Opened, place: Place, console: &Console, trace: &Trace) -> Result<End> {
+pub async fn run(
+    opened: Opened,
+    place: Place,
+    processes: Option<Arc<Processes>>,
+    console: &Console,
+    trace: &Trace,
+) -> Result<End> {
     let device = opened.plan.model.device;
     let computer = Computer::open(device).map_err(|p| p.at(opened.said.place("model.device")))?;
-    on_device!(computer, ops => Box::pin(run_on(ops, opened, place, console, trace)).await)
+    on_device!(computer, ops => Box::pin(run_on(ops, opened, place, processes, console, trace)).await)
 }
 
 async fn run_on<O: Ops>(
     ops: Arc<O>,
     opened: Opened,
     place: Place,
+    processes: Option<Arc<Processes>>,
     console: &Console,
     trace: &Trace,
 ) -> Result<End> {
@@ -65,12 +80,16 @@ async fn run_on<O: Ops>(
         // Before the database: a directory with a database can be resumed, and that needs the recipe.
         run_dir::write_recipe(&place.dir, &opened.said)?;
     }
-    let buffer = open_buffer(&opened, &place)?;
-    let Place { dir, resume } = &place;
+    let (buffer, fence) = open_buffer(&opened, &place)?;
+    let Place { dir, resume, .. } = &place;
+    if let Some(processes) = &processes {
+        processes.set_patience(opened.plan.ranks.patience);
+    }
+    let held = Held { fence, processes };
     let stop = Stop::listen(console.clone(), stop::SAVING);
     let total = opened.num_steps();
     let bar = console.progress("steps", total);
-    let Some(learner) = learner(ops, &opened, dir, &bar, &stop, console).await? else {
+    let Some(learner) = learner(ops, &opened, dir, &bar, &stop, console, &held).await? else {
         console.line(" stopped during the warm-up; nothing is saved yet");
         return Ok(End::Stopped(0));
     };
@@ -99,8 +118,11 @@ async fn run_on<O: Ops>(
         &opened.model,
         &opened.plan.rollout,
         &opened.said,
-        &label,
-        None,
+        Whose {
+            label: &label,
+            frozen: None,
+            fence: Some(&held.fence),
+        },
         &dir.join(run_dir::SERVERS),
     )
     .await?;
@@ -112,6 +134,7 @@ async fn run_on<O: Ops>(
         bar: bar.clone(),
         reward_range: opened.scoring.reward_range,
         rollouts: dir.join("rollouts"),
+        fence: held.fence.clone(),
     };
     let mut job = job(
         &opened,
@@ -132,7 +155,12 @@ async fn run_on<O: Ops>(
     }
     console.line(COLUMNS);
     bar.set(start.0);
-    let end = super::run(&mut job).await;
+    let end = tokio::select! {
+        end = super::run(&mut job) => end,
+        // A rank may be lost, or the run taken over, while this process only samples.
+        failure = team::loss(held.processes.as_ref()) => Err(failure.help(CONTINUE)),
+        failure = taken_over(&held.fence) => Err(failure),
+    };
     drop(bar);
     let end = end?;
     if end == End::Finished {
@@ -149,15 +177,31 @@ async fn run_on<O: Ops>(
     Ok(end)
 }
 
-fn open_buffer(opened: &Opened, place: &Place) -> Result<Arc<Buffer>> {
+/// Returns once the run is another process's.
+async fn taken_over(fence: &Fence) -> Failure {
+    loop {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let fence = fence.clone();
+        let checked = tokio::task::spawn_blocking(move || fence.check()).await;
+        // A disk that does not answer is found out by whoever writes to it.
+        if let Ok(Err(over @ RolloutError::TakenOver { .. })) = checked {
+            return rollout_failed(over);
+        }
+    }
+}
+
+/// The Data Buffer, and this process's hold on the run. A run that is merely resumed is not taken from a process that has it.
+fn open_buffer(opened: &Opened, place: &Place) -> Result<(Arc<Buffer>, Fence)> {
+    let claim = || Fence::claim(&place.dir).map_err(rollout_failed);
+    let first = place.take_over.then(claim).transpose()?;
     if place.resume {
         run_dir::same_recipe(&place.dir, &opened.said)?;
     }
     let identity = run_dir::identity(&opened.said, &opened.model, &opened.plugins);
-    let start = if place.resume {
-        Start::Resume
-    } else {
-        Start::Fresh
+    let start = match (place.resume, place.take_over) {
+        (true, true) => Start::TakeOver,
+        (true, false) => Start::Resume,
+        (false, _) => Start::Fresh,
     };
     let buffer = Buffer::open(
         &place.dir.join(run_dir::DATABASE),
@@ -165,9 +209,10 @@ fn open_buffer(opened: &Opened, place: &Place) -> Result<Arc<Buffer>> {
         start,
         opened.plan.rollout.max_lag,
     );
-    Ok(Arc::new(
-        buffer.map_err(|e| refused(&opened.said, &["run.dir"], e))?,
-    ))
+    let buffer = buffer.map_err(|e| refused(&opened.said, &["run.dir"], e))?;
+    let fence = first.map_or_else(claim, Ok)?;
+    let buffer = buffer.fenced(&fence).map_err(rollout_failed)?;
+    Ok((Arc::new(buffer), fence))
 }
 
 fn job<O: Ops>(
@@ -212,6 +257,7 @@ fn job<O: Ops>(
         .publish_dir
         .clone()
         .unwrap_or_else(|| run_weights(learner.checkpoints.parent()));
+    let weights = of_epoch(&weights, journal.fence.epoch())?;
     let evaluator = plan.eval.as_ref().map(|eval| {
         let progress = Arc::new(Watch::new(bar.clone(), "evaluate"));
         Arc::new(Evals {
@@ -320,6 +366,22 @@ fn known_tokens(opened: &Opened) -> Option<Vec<u32>> {
     let text = "The quick brown fox jumps over the lazy dog. One, two, three, four,";
     let tokens = opened.model.text.encode(text).ok()?;
     (tokens.len() > 1).then_some(tokens)
+}
+
+/// Where an epoch's versions lie; those of epochs that are over go.
+fn of_epoch(weights: &Path, epoch: u64) -> Result<PathBuf> {
+    std::fs::create_dir_all(weights).map_err(at_path(weights))?;
+    for entry in std::fs::read_dir(weights).map_err(at_path(weights))? {
+        let path = entry.map_err(at_path(weights))?.path();
+        let number = path
+            .file_name()
+            .and_then(|name| name.to_str()?.strip_prefix("epoch_")?.parse::<u64>().ok());
+        if number.is_some_and(|number| number < epoch) {
+            // Its process may still be writing there, and fails.
+            let _ = std::fs::remove_dir_all(&path);
+        }
+    }
+    Ok(weights.join(format!("epoch_{epoch}")))
 }
 
 fn run_weights(dir: Option<&Path>) -> PathBuf {

@@ -1,14 +1,15 @@
-//! The trainer of a run: on one rank, or on several ranks as threads of this process.
+//! The trainer of a run: on one rank, on several ranks as threads of this process, or on several processes.
 //!
-//! Both train on the same records to the same weights; who calls need not know which it is. Read
+//! All train on the same records to the same weights; who calls need not know which it is. Read
 //! `slime_trainer::parallel` for what several ranks do.
 
 use crate::config::plan::RanksPlan;
 use slime_core::{RolloutRecord, Step};
 use slime_kernels::Ops;
+use slime_kernels::comm::Processes;
 use slime_model::{ModelSpec, ParamSpec};
 use slime_trainer::parallel::trainer::Weights;
-use slime_trainer::parallel::{ParallelTrainer, Training};
+use slime_trainer::parallel::{ParallelTrainer, ProcessTrainer, Training};
 use slime_trainer::{Error, OnProgress, Problem, Result, TrainConfig, TrainMetrics, Trainer};
 use std::collections::HashMap;
 use std::path::Path;
@@ -20,6 +21,8 @@ pub enum Ranks<O: Ops> {
     One(Box<Trainer<O>>),
     /// Several.
     Many(ParallelTrainer<O>),
+    /// Several, each in a process.
+    Far(Box<ProcessTrainer<O>>),
 }
 
 /// What is trained.
@@ -32,6 +35,8 @@ pub struct Trained<'a> {
     pub ranks: &'a RanksPlan,
     /// Ids from here on are no tokens.
     pub vocab: usize,
+    /// The processes the ranks are, where they are.
+    pub processes: Option<&'a Arc<Processes>>,
 }
 
 impl<O: Ops> Ranks<O> {
@@ -50,8 +55,9 @@ impl<O: Ops> Ranks<O> {
             config,
             ranks,
             vocab,
+            processes,
         } = trained;
-        if ranks.parallel.world() == 1 {
+        if processes.is_none() && ranks.parallel.world() == 1 {
             let trainer = Trainer::new(ops, (*spec).clone(), weights, (*config).clone())?;
             let trainer = trainer.with_vocab(*vocab).with_progress(on_progress);
             return Ok(Self::One(Box::new(trainer)));
@@ -63,6 +69,11 @@ impl<O: Ops> Ranks<O> {
             vocab: *vocab,
         };
         let source = source(ops.clone(), spec, weights);
+        if let Some(processes) = processes {
+            let processes = Arc::clone(processes);
+            let far = ProcessTrainer::lead(&ops, processes, training, &source, ranks.patience)?;
+            return Ok(Self::Far(Box::new(far)));
+        }
         let device = move |_| Ok(ops.clone());
         let many = ParallelTrainer::of_threads(training, source, device, ranks.patience)?;
         Ok(Self::Many(many))
@@ -83,6 +94,10 @@ impl<O: Ops> Ranks<O> {
             Self::Many(trainer) => {
                 Self::Many(trainer.with_reference(source(ops.clone(), spec, weights))?)
             }
+            Self::Far(trainer) => {
+                let source = source(ops.clone(), spec, weights);
+                Self::Far(Box::new(trainer.with_reference(&source)?))
+            }
         })
     }
 
@@ -93,7 +108,7 @@ impl<O: Ops> Ranks<O> {
     pub fn with_teacher(self, spec: Arc<ModelSpec>, weights: Vec<O::Tensor>) -> Result<Self> {
         match self {
             Self::One(trainer) => Ok(Self::One(Box::new(trainer.with_teacher(spec, weights)?))),
-            Self::Many(_) => Err(Error::Config(vec![Problem {
+            Self::Many(_) | Self::Far(_) => Err(Error::Config(vec![Problem {
                 key: "use_opd",
                 detail: "a teacher runs on one rank: leave the parallel sizes out".into(),
             }])),
@@ -108,6 +123,7 @@ impl<O: Ops> Ranks<O> {
         match self {
             Self::One(trainer) => trainer.train(records),
             Self::Many(trainer) => trainer.train(records),
+            Self::Far(trainer) => trainer.train(records),
         }
     }
 
@@ -119,6 +135,7 @@ impl<O: Ops> Ranks<O> {
         match self {
             Self::One(trainer) => trainer.read_param(param),
             Self::Many(trainer) => trainer.read_param(param),
+            Self::Far(trainer) => trainer.read_param(param),
         }
     }
 
@@ -130,6 +147,7 @@ impl<O: Ops> Ranks<O> {
         let scores = match self {
             Self::One(trainer) => trainer.log_probs(&[tokens])?,
             Self::Many(trainer) => trainer.log_probs(&[tokens])?,
+            Self::Far(trainer) => trainer.log_probs(&[tokens])?,
         };
         Ok(scores.into_iter().next().unwrap_or_default().logprobs)
     }
@@ -142,6 +160,7 @@ impl<O: Ops> Ranks<O> {
         match self {
             Self::One(trainer) => trainer.save(dir, step),
             Self::Many(trainer) => trainer.save(dir, step),
+            Self::Far(trainer) => trainer.save(dir, step),
         }
     }
 
@@ -153,12 +172,13 @@ impl<O: Ops> Ranks<O> {
         match self {
             Self::One(trainer) => trainer.load(dir),
             Self::Many(trainer) => trainer.load(dir),
+            Self::Far(trainer) => trainer.load(dir),
         }
     }
 }
 
 /// Whole parameters from tensors that lie on a device.
-fn source<O: Ops>(ops: Arc<O>, spec: &ModelSpec, weights: Vec<O::Tensor>) -> Weights {
+pub fn source<O: Ops>(ops: Arc<O>, spec: &ModelSpec, weights: Vec<O::Tensor>) -> Weights {
     let params = slime_model::params(spec);
     let by_name: HashMap<String, O::Tensor> =
         params.into_iter().map(|p| p.name).zip(weights).collect();

@@ -2,8 +2,9 @@
 
 use super::learner::{Learner, train_failed};
 use super::opened::Opened;
-use super::ranks::{Ranks, Trained};
+use super::ranks::{Ranks, Trained, source};
 use super::stop::Stop;
+use super::team::{self, Begin, From};
 use super::warm_up::{self, Corpus};
 use super::watch::on_train;
 use super::{Learn, row, run_dir};
@@ -16,7 +17,9 @@ use crate::wire::{refused, sources};
 use slime_core::Step;
 use slime_core::ports::{Source, TextCodec};
 use slime_kernels::Ops;
-use slime_model::hf;
+use slime_kernels::comm::Processes;
+use slime_model::hf::{self, DEFAULT_SHARD_BYTES, save_weights};
+use slime_rollout::Fence;
 use slime_trainer::{Trainer, checkpoint};
 use std::path::Path;
 use std::sync::Arc;
@@ -26,6 +29,14 @@ const WARM_UP_FILE: &str = "sft.jsonl";
 /// Weights of the reference, where they are not on disk already.
 const REFERENCE: &str = "reference";
 
+/// What holds a run together.
+pub struct Held {
+    /// Whose it is.
+    pub fence: Fence,
+    /// The processes its ranks are, where they are.
+    pub processes: Option<Arc<Processes>>,
+}
+
 /// The trainer, warmed up or resumed, and how many steps are finished. `None` if the person stopped it meanwhile.
 pub async fn learner<O: Ops>(
     ops: Arc<O>,
@@ -34,12 +45,12 @@ pub async fn learner<O: Ops>(
     bar: &Progress,
     stop: &Stop,
     console: &Console,
+    held: &Held,
 ) -> Result<Option<(Learner<O>, Step)>> {
     let (plan, model) = (&opened.plan, &opened.model);
     let checkpoints = dir.join(run_dir::CHECKPOINTS);
-    let found = checkpoint::latest(&checkpoints)
-        .map_err(train_failed)?
-        .is_some();
+    let mut usable = checkpoint::steps(&checkpoints).map_err(train_failed)?;
+    let found = !usable.is_empty();
     let reference = dir.join(REFERENCE);
     let mut warmed = false;
     let weights = match &plan.sft {
@@ -57,11 +68,30 @@ pub async fn learner<O: Ops>(
         }
         _ => model.load(&*ops).map_err(model_failed)?,
     };
+    if let Some(processes) = &held.processes {
+        if warmed {
+            let by_name = source(ops.clone(), &model.spec, weights.clone());
+            let read = |param: &_| by_name(param);
+            save_weights(
+                &reference,
+                &model.spec,
+                hf::Dtype::F32,
+                DEFAULT_SHARD_BYTES,
+                read,
+            )
+            .map_err(train_failed)?;
+        }
+        usable = team::begin(processes, &told(opened, dir, warmed)?, usable)?;
+        if found && usable.is_empty() {
+            return Err(team::none_in_common(&checkpoints));
+        }
+    }
     let trained = Trained {
         spec: &model.spec,
         config: &plan.train,
         ranks: &plan.ranks,
         vocab: model.text.vocab_size(),
+        processes: held.processes.as_ref(),
     };
     let progress = on_train(bar.clone());
     let trainer = Ranks::new(ops.clone(), &trained, weights, progress);
@@ -71,12 +101,14 @@ pub async fn learner<O: Ops>(
         model: model.clone(),
         checkpoints,
         keep: plan.run.keep_checkpoints,
+        fence: held.fence.clone(),
     };
     if warmed {
         if plan.train.needs_reference().is_some() && plan.model.reference.is_none() {
             learner.write_weights(&reference, hf::Dtype::F32)?;
         }
         learner.save(Step(0))?;
+        usable = vec![Step(0)];
     }
     if plan.train.needs_reference().is_some() {
         let weights = match &plan.model.reference {
@@ -100,8 +132,26 @@ pub async fn learner<O: Ops>(
             .with_teacher(spec, weights)
             .map_err(train_failed)?;
     }
-    let start = learner.resume()?;
+    let start = learner.resume(&usable)?;
     Ok(Some((learner, start)))
+}
+
+/// What every other rank is told.
+fn told(opened: &Opened, dir: &Path, warmed: bool) -> Result<Begin> {
+    let plan = &opened.plan;
+    let absolute = |path: &Path| std::path::absolute(path).map_err(at_path(path));
+    let own = From::Directory(absolute(&dir.join(REFERENCE))?);
+    let reference = match &plan.model.reference {
+        Some(other) => From::Directory(absolute(other)?),
+        None if plan.sft.is_some() => own.clone(),
+        None => From::Model,
+    };
+    Ok(Begin {
+        recipe: opened.said.to_toml(true),
+        dir: absolute(dir)?,
+        weights: if warmed { own } else { From::Model },
+        reference: plan.train.needs_reference().is_some().then_some(reference),
+    })
 }
 
 async fn warm_up<O: Ops>(

@@ -28,6 +28,15 @@ impl Stop {
         Self(receiver)
     }
 
+    /// Let requests to stop pass while the task lives; the second one kills.
+    pub fn ignore() -> tokio::task::JoinHandle<()> {
+        tokio::spawn(async {
+            signal().await;
+            signal().await;
+            std::process::exit(130);
+        })
+    }
+
     /// One that is asked by its sender, for tests; a dropped sender never asks.
     #[cfg(test)]
     pub fn by_hand() -> (watch::Sender<bool>, Self) {

@@ -363,7 +363,7 @@ async fn an_engine_that_is_gone_stops_the_run_after_a_checkpoint() {
     });
     let error = run(&mut job).await.unwrap_err();
     assert_eq!(log.all().last().unwrap(), "save 2");
-    let Failure::Run { message, help } = error else {
+    let Failure::Run { message, help, .. } = error else {
         panic!("a run's error")
     };
     assert_eq!(message, "no engine could answer");

@@ -14,7 +14,7 @@ use slime_kernels::Ops;
 use slime_model::{Network, hf};
 use slime_rollout::pool::launch::Fleet;
 use slime_rollout::pool::{Routing, Trust};
-use slime_rollout::{Address, Pool, PoolConfig};
+use slime_rollout::{Address, Fence, Pool, PoolConfig};
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
@@ -37,9 +37,20 @@ pub struct Serving {
     fleet: Option<Fleet>,
 }
 
+/// Whose weights are served.
+#[derive(Clone, Copy)]
+pub struct Whose<'a> {
+    /// Tells this run's weights from another's.
+    pub label: &'a str,
+    /// The weights never change.
+    pub frozen: Option<WeightVersion>,
+    /// The run may be continued elsewhere.
+    pub fence: Option<&'a Fence>,
+}
+
 impl Serving {
-    /// Start the embedded engine on `device`, or launch and reach the servers of the plan. `label` tells this run's
-    /// weights from another's; `frozen` says that the weights never change. Launched servers write to `logs`.
+    /// Start the embedded engine on `device`, or launch and reach the servers of the plan. Launched servers write to
+    /// `logs`.
     ///
     /// # Errors
     /// The engine cannot start, or a server does not answer.
@@ -48,16 +59,15 @@ impl Serving {
         model: &Model,
         plan: &RolloutPlan,
         said: &Resolved,
-        label: &str,
-        frozen: Option<WeightVersion>,
+        whose: Whose<'_>,
         logs: &Path,
     ) -> Result<Self> {
         let limit = plan.max_context_len.map_or(model.spec.max_positions, |n| {
             (n as usize).min(model.spec.max_positions)
         });
-        let trust = frozen.map_or(Trust::Proven, Trust::Frozen);
+        let trust = whose.frozen.map_or(Trust::Proven, Trust::Frozen);
         if !plan.is_embedded() {
-            return Self::beside(model, plan, said, label, trust, limit, logs).await;
+            return Self::beside(model, plan, said, whose, limit, logs).await;
         }
         let engine = embedded(device, model, plan, limit)?;
         let context = engine.context_length();
@@ -69,6 +79,7 @@ impl Serving {
             routing: Routing::default(),
             routed_experts: plan.routed_experts,
             trust,
+            fence: whose.fence.cloned(),
             ..PoolConfig::new(model.text.vocab_size(), context)
         };
         let address = Address::new("127.0.0.1", server.addr.port());
@@ -91,11 +102,11 @@ impl Serving {
         model: &Model,
         plan: &RolloutPlan,
         said: &Resolved,
-        label: &str,
-        trust: Trust,
+        whose: Whose<'_>,
         limit: usize,
         logs: &Path,
     ) -> Result<Self> {
+        let trust = whose.frozen.map_or(Trust::Proven, Trust::Frozen);
         let mut addresses = servers::attached(&plan.servers, said)?;
         let fleet = match &plan.launch {
             Some(launch) => Some(servers::launch(launch, said, logs).await?),
@@ -106,7 +117,8 @@ impl Serving {
         let config = PoolConfig {
             concurrency: plan.concurrency,
             routing: Routing::default(),
-            label_prefix: format!("{label}-"),
+            label_prefix: format!("{}-", whose.label),
+            fence: whose.fence.cloned(),
             stream: plan.stream,
             routed_experts: plan.routed_experts,
             router: servers::router(plan.router.as_deref(), said)?,

@@ -19,7 +19,7 @@ pub mod sources;
 pub mod tools;
 
 pub use device::Computer;
-pub use engine::Serving;
+pub use engine::{Serving, Whose};
 pub use model::Model;
 pub use plugins::Plugins;
 pub use scoring::RunScoring;
@@ -37,5 +37,8 @@ pub fn refused(said: &Resolved, keys: &[&str], error: impl Display) -> Problem {
 
 /// An error of the rollout side, once a run has begun.
 pub fn rollout_failed(error: RolloutError) -> Failure {
-    Failure::run(error.to_string())
+    match error {
+        RolloutError::TakenOver { .. } => Failure::elsewhere(error.to_string()),
+        _ => Failure::run(error.to_string()),
+    }
 }

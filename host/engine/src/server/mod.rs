@@ -7,6 +7,7 @@ mod answer;
 mod chat;
 mod completions;
 mod control;
+mod epoch;
 mod generate;
 mod info;
 mod openai;
@@ -96,6 +97,10 @@ fn router(engine: EngineHandle) -> Router {
             Refusal::Detail(StatusCode::METHOD_NOT_ALLOWED, "Method Not Allowed")
         })
         .fallback(|| async { Refusal::Detail(StatusCode::NOT_FOUND, "Not Found") })
+        .layer(axum::middleware::from_fn_with_state(
+            epoch::Newest::default(),
+            epoch::refuse_older,
+        ))
         .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
         .with_state(engine)
 }

@@ -118,3 +118,38 @@ async fn bodies_paths_and_methods_that_do_not_exist_have_shapes_of_their_own() {
         (405, json!({"detail": "Method Not Allowed"}))
     );
 }
+
+#[tokio::test]
+async fn a_run_that_was_taken_over_is_not_listened_to_any_more() {
+    let server = start().await;
+    let ask = async |epoch: &str| {
+        let call = server.client.post(format!("{}/generate", server.url));
+        let call = call.header("x-slime-epoch", epoch);
+        let body = json!({"input_ids": [1, 2], "sampling_params": {"max_new_tokens": 1}});
+        let answer = call.body(body.to_string()).send().await.unwrap();
+        (answer.status().as_u16(), answer.text().await.unwrap())
+    };
+    assert_eq!(ask("a:1").await.0, 200);
+    assert_eq!(ask("a:3").await.0, 200);
+    let (status, words) = ask("a:1").await;
+    assert_eq!(status, 409);
+    assert!(
+        words.contains("epoch 1 of this run is over: epoch 3 has taken it over"),
+        "{words}"
+    );
+    // Weights too, and nothing else of the server changes: other runs and clients without the header are served.
+    let publish = server
+        .client
+        .post(format!("{}/pause_generation", server.url));
+    let publish = publish
+        .header("x-slime-epoch", "a:2")
+        .body("{}")
+        .send()
+        .await
+        .unwrap();
+    assert_eq!(publish.status().as_u16(), 409);
+    assert_eq!(ask("b:1").await.0, 200);
+    server
+        .generate(json!({"input_ids": [1, 2], "sampling_params": {"max_new_tokens": 1}}))
+        .await;
+}

@@ -21,13 +21,13 @@ pub use read::find_rollout;
 pub use resume::Resumed;
 pub use take::Taken;
 
-use crate::{RolloutError, lock};
+use crate::{Fence, RolloutError, lock};
 use rusqlite::{Connection, OptionalExtension, Transaction, TransactionBehavior, params};
 use std::collections::HashSet;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// What makes a run this run. The program digests every option that decides what is sampled or trained.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,6 +45,8 @@ pub enum Start {
     Fresh,
     /// This run, interrupted.
     Resume,
+    /// This run, continued elsewhere: who held it may not know yet, and is waited for only a little.
+    TakeOver,
 }
 
 /// A run's database. One process holds it; others may read it.
@@ -53,11 +55,16 @@ pub struct Buffer {
     max_lag: u64,
     state: Mutex<State>,
     /// Held while the buffer lives, so that no second process works on the run.
-    _lock: File,
+    _lock: Option<File>,
 }
+
+/// How long a process that was taken over may need to see it. After that only [`Buffer::fenced`] keeps it out.
+const TAKING_OVER: Duration = Duration::from_secs(10);
 
 struct State {
     db: Connection,
+    /// Whose run it is; nothing is written once it is another's.
+    fence: Option<Fence>,
     /// Draws that this process is sampling.
     in_flight: HashSet<u64>,
 }
@@ -83,10 +90,13 @@ impl Buffer {
             path: path.to_path_buf(),
             reason,
         };
-        if start == Start::Resume && !path.exists() {
+        if start != Start::Fresh && !path.exists() {
             return Err(file("no run is recorded here, so there is nothing to resume; start one without --resume".into()));
         }
-        let held = hold(path)?;
+        let held = match start {
+            Start::Fresh | Start::Resume => Some(hold(path)?),
+            Start::TakeOver => hold_if_left(path)?,
+        };
         let database = |source| RolloutError::Database {
             path: path.to_path_buf(),
             source,
@@ -135,6 +145,7 @@ impl Buffer {
             max_lag,
             state: Mutex::new(State {
                 db,
+                fence: None,
                 in_flight: HashSet::new(),
             }),
             _lock: held,
@@ -144,6 +155,23 @@ impl Buffer {
     /// Where the database lies.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Let this process's epoch stand in the database: every later transaction looks for a newer one first, so one whose
+    /// epoch is over changes nothing, wherever it runs.
+    ///
+    /// # Errors
+    /// A newer epoch stands there, or the database cannot be written.
+    pub fn fenced(self, fence: &Fence) -> Result<Self, RolloutError> {
+        lock(&self.state).fence = Some(fence.clone());
+        self.write(|tx| {
+            tx.execute(
+                "INSERT INTO meta (key, value) VALUES ('epoch', ?1) ON CONFLICT (key) DO UPDATE SET value = excluded.value",
+                [int(fence.epoch())],
+            )
+            .map(drop)
+        })?;
+        Ok(self)
     }
 
     /// Record something worth finding later: `detail` is JSON or text.
@@ -172,18 +200,41 @@ impl Buffer {
         work: impl FnOnce(&Transaction<'_>, &mut HashSet<u64>) -> rusqlite::Result<T>,
     ) -> Result<T, RolloutError> {
         let mut state = lock(&self.state);
-        let State { db, in_flight } = &mut *state;
+        let State {
+            db,
+            in_flight,
+            fence,
+        } = &mut *state;
+        let mut by = None;
         let run = || {
             let tx = db.transaction_with_behavior(TransactionBehavior::Immediate)?;
+            if let Some(fence) = &fence {
+                by = Some(epoch(&tx)?).filter(|&now| now > fence.epoch());
+                if by.is_some() {
+                    return Err(rusqlite::Error::QueryReturnedNoRows);
+                }
+            }
             let value = work(&tx, in_flight)?;
             tx.commit()?;
             Ok(value)
         };
-        run().map_err(|source| RolloutError::Database {
-            path: self.path.clone(),
-            source,
+        run().map_err(|source| match (by, &fence) {
+            (Some(by), Some(fence)) => fence.over(by),
+            _ => RolloutError::Database {
+                path: self.path.clone(),
+                source,
+            },
         })
     }
+}
+
+/// The newest epoch that has written here.
+fn epoch(tx: &Transaction<'_>) -> rusqlite::Result<u64> {
+    let stands = tx
+        .prepare_cached("SELECT CAST(value AS INTEGER) FROM meta WHERE key = 'epoch'")?
+        .query_row([], |row| row.get::<_, i64>(0))
+        .optional()?;
+    Ok(stands.unwrap_or(0) as u64)
 }
 
 fn event(tx: &Transaction<'_>, step: u64, kind: &str, detail: &str) -> rusqlite::Result<()> {
@@ -193,6 +244,24 @@ fn event(tx: &Transaction<'_>, step: u64, kind: &str, detail: &str) -> rusqlite:
     tx.prepare_cached("INSERT INTO events (step, kind, detail, at_ms) VALUES (?1, ?2, ?3, ?4)")?
         .execute(params![int(step), kind, detail, at_ms])
         .map(drop)
+}
+
+/// Wait a little for the lock; `None` where whoever holds it does not let go.
+fn hold_if_left(path: &Path) -> Result<Option<File>, RolloutError> {
+    let until = Instant::now() + TAKING_OVER;
+    loop {
+        match hold(path) {
+            Ok(held) => return Ok(Some(held)),
+            Err(RolloutError::InUse { .. }) if Instant::now() < until => {
+                std::thread::sleep(Duration::from_millis(100));
+            }
+            Err(RolloutError::InUse { path }) => {
+                tracing::warn!(lock = %path.display(), "whoever had this run open does not let go of it, and is fenced off");
+                return Ok(None);
+            }
+            Err(other) => return Err(other),
+        }
+    }
 }
 
 fn hold(path: &Path) -> Result<File, RolloutError> {

@@ -24,9 +24,11 @@ pub use member::Standing;
 pub use route::Routing;
 pub use server::{CallError, Server};
 
+use crate::fence::{self, Fence};
 use crate::publish::{Bucket, Proof, Round};
 use crate::{RolloutError, lock};
 pub(crate) use member::Member;
+use reqwest::header::{HeaderMap, HeaderValue};
 use route::Candidate;
 use router::Router;
 use slime_core::WeightVersion;
@@ -77,6 +79,8 @@ pub struct PoolConfig {
     pub label_prefix: String,
     /// How members come to be trusted.
     pub trust: Trust,
+    /// Whose run it is. Servers are told with every request, and nothing is published once it is another's.
+    pub fence: Option<Fence>,
     /// An `sglang_router` that picks the member, instead of `routing`.
     pub router: Option<Address>,
 }
@@ -97,6 +101,7 @@ impl PoolConfig {
             context_tokens,
             label_prefix: String::new(),
             trust: Trust::default(),
+            fence: None,
             router: None,
         }
     }
@@ -205,8 +210,14 @@ impl Pool {
             }
         }
         // Traffic inside a pool never goes through the system's proxy.
+        let mut told = HeaderMap::new();
+        let epoch = config.fence.as_ref().map(Fence::header);
+        if let Some(Ok(epoch)) = epoch.map(|e| HeaderValue::from_str(&e)) {
+            told.insert(fence::HEADER, epoch);
+        }
         let client = reqwest::Client::builder()
             .no_proxy()
+            .default_headers(told)
             .connect_timeout(Duration::from_secs(10).min(config.quick_deadline))
             .pool_max_idle_per_host(config.concurrency)
             .tcp_nodelay(true)

@@ -30,7 +30,7 @@ use crate::pool::endpoint::get_weight_version::get_weight_version;
 use crate::pool::endpoint::pause_generation::pause_generation;
 use crate::pool::endpoint::weights_checker::weights_checker;
 use crate::pool::{Address, Inner, PauseMode, Pool, Published, Standing};
-use crate::{RolloutError, lock};
+use crate::{Fence, RolloutError, lock};
 use broadcast::Casting;
 use local::Local;
 use slime_core::WeightVersion;
@@ -153,6 +153,7 @@ impl Publisher {
         version: WeightVersion,
     ) -> Result<Report, RolloutError> {
         let _one = self.one_at_a_time.lock().await;
+        self.pool.inner.check_fence()?;
         let manifest = Manifest::read(dir)?;
         if let Some(model) = &self.model {
             manifest.expect_model(model, dir)?;
@@ -213,6 +214,7 @@ impl Publisher {
             tracing::warn!(server = %address, reason, "a member missed the publish and is out of routing");
         }
         if report.num_serving == 0 {
+            self.pool.inner.check_fence()?;
             let reason = report
                 .failed
                 .iter()
@@ -287,7 +289,8 @@ impl Publisher {
         let members = &self.pool.inner.members;
         let serves = |m: &crate::pool::Member| m.standing() == Standing::Serving(version);
         let mut told = false;
-        while !members.iter().any(serves) && Instant::now() < until {
+        let ours = || self.pool.inner.check_fence().is_ok();
+        while !members.iter().any(serves) && Instant::now() < until && ours() {
             if !std::mem::replace(&mut told, true) {
                 tracing::warn!(%version, "no server took the new weights; waiting for one to come back");
             }
@@ -369,11 +372,19 @@ pub(crate) async fn update_member(inner: &Inner, index: usize, published: &Publi
     inner.set_standing(index, Standing::Updating);
     let server = &member.server;
     let label = inner.config.label(published.version);
+    // A stock server takes orders from anybody, so it is asked before each whether this run may still give them.
+    let ours = || inner.check_fence().map_err(|e| e.to_string());
+    if let Err(reason) = ours() {
+        member.complain(reason);
+        inner.set_standing(index, Standing::Unproven);
+        return;
+    }
     let result = async {
         pause_generation(server, published.mode)
             .await
             .map_err(|e| format!("pause: {e}"))?;
         member.set_reading(Some(published.version));
+        ours()?;
         load::load(member, published, ticket, &label).await?;
         let proven = get_weight_version(server)
             .await
@@ -398,9 +409,12 @@ pub(crate) async fn update_member(inner: &Inner, index: usize, published: &Publi
     }
     .await;
     // A server that failed to load is left to go on too: its requests end, and their tokens prove nothing.
-    let continued = continue_generation(server)
-        .await
-        .map_err(|e| format!("continue: {e}"));
+    let continued = match ours() {
+        Ok(()) => continue_generation(server)
+            .await
+            .map_err(|e| format!("continue: {e}")),
+        Err(over) => Err(over),
+    };
     match result.and(continued) {
         Ok(()) => {
             member.set_reading(None);
@@ -410,5 +424,12 @@ pub(crate) async fn update_member(inner: &Inner, index: usize, published: &Publi
             member.complain(reason);
             inner.set_standing(index, Standing::Unproven);
         }
+    }
+}
+
+impl Inner {
+    /// Whether the run is still this process's, where that is watched.
+    fn check_fence(&self) -> Result<(), RolloutError> {
+        self.config.fence.as_ref().map_or(Ok(()), Fence::check)
     }
 }

@@ -625,3 +625,47 @@ async fn the_first_version_is_checked_against_the_model() {
         1
     );
 }
+
+#[tokio::test]
+async fn a_process_whose_epoch_is_over_sends_a_stock_server_nothing() {
+    let run = tempfile::tempdir().unwrap();
+    let (engine, dir) = (engine(0, "s").await, weights(&[("w", &[2])]));
+    let fenced = |fence: &Fence| {
+        let config = PoolConfig {
+            fence: Some(fence.clone()),
+            ..PoolConfig::new(10, 10)
+        };
+        let address = Address::parse(&engine.server.uri()).unwrap();
+        let pool = Arc::new(Pool::new(vec![address], config).unwrap());
+        Publisher::new(pool, PauseMode::default(), Duration::from_secs(5))
+    };
+    let old_fence = Fence::claim(run.path()).unwrap();
+    let old = fenced(&old_fence);
+    old.publish(dir.path(), V1).await.unwrap();
+    let all = engine.server.received_requests().await.unwrap();
+    let told = all.iter().filter(|r| r.method.as_str() == "POST");
+    for request in told {
+        assert_eq!(
+            request.headers[crate::fence::HEADER],
+            old_fence.header().as_str()
+        );
+    }
+    let new = fenced(&Fence::claim(run.path()).unwrap());
+    let before = control(&engine).await.len();
+    let error = old.publish(dir.path(), WeightVersion(9)).await.unwrap_err();
+    assert!(
+        matches!(
+            error,
+            RolloutError::TakenOver {
+                epoch: 1,
+                by: 2,
+                ..
+            }
+        ),
+        "{error}"
+    );
+    assert_eq!(control(&engine).await.len(), before);
+    assert_eq!(*lock(&engine.label), "1");
+    new.publish(dir.path(), WeightVersion(2)).await.unwrap();
+    assert_eq!(*lock(&engine.label), "2");
+}

@@ -45,6 +45,7 @@ struct Inner {
     timing: Timing,
     /// By rank; none to itself.
     links: Vec<Option<Link>>,
+    patience: Mutex<Duration>,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -64,6 +65,7 @@ impl Processes {
         let links = rendezvous::connect(at, timing)?;
         let inner = Arc::new(Inner {
             rank: at.rank,
+            patience: Mutex::new(timing.patience),
             timing,
             links,
             state: Mutex::default(),
@@ -78,6 +80,15 @@ impl Processes {
         threads.push(thread("beat", move || beating.beat())?);
         let threads = Mutex::new(threads);
         Ok(Arc::new(Self { inner, threads }))
+    }
+
+    /// From now on wait at most so long for a rank that lives. Ranks meet before they know what they will do.
+    pub fn set_patience(&self, patience: Duration) {
+        *self
+            .inner
+            .patience
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = patience;
     }
 
     /// This rank.
@@ -174,6 +185,10 @@ impl State {
 }
 
 impl Inner {
+    fn patience(&self) -> Duration {
+        *self.patience.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -383,7 +398,7 @@ impl Meet for Processes {
                 state,
             )
         };
-        let taken = inner.wait(Some(inner.timing.patience), all_here, absent)?;
+        let taken = inner.wait(Some(inner.patience()), all_here, absent)?;
         let taken = taken.map_err(|gone| {
             let reason = format!(
                 "{gone}, and rank {me} waits for it in call {number} of {}, {call}",
@@ -447,7 +462,7 @@ impl Meet for Processes {
             found.map(Ok)
         };
         let absent = |state: &State| inner.waited(site, what, &[from], state);
-        inner.wait(Some(inner.timing.patience), arrived, absent)?
+        inner.wait(Some(inner.patience()), arrived, absent)?
     }
 
     fn end(&self, reason: String) {
@@ -461,7 +476,7 @@ impl Meet for Processes {
 
 impl Inner {
     fn waited(&self, site: &Site, what: &str, missing: &[usize], state: &State) -> String {
-        let patience = self.timing.patience.as_secs_f64();
+        let patience = self.patience().as_secs_f64();
         let absent: Vec<String> = missing
             .iter()
             .map(|&m| format!("{} (its last: {})", self.called(m), state.last_of(m)))

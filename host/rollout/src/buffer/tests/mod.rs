@@ -522,3 +522,45 @@ fn mean_rewards_are_told_by_step_and_source() {
     let [other, s] = second;
     assert_eq!(buffer.rewards(0..9).unwrap(), [first, other, s]);
 }
+
+#[test]
+fn a_process_whose_epoch_is_over_writes_nothing_more() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("run.db");
+    let old_fence = Fence::claim(dir.path()).unwrap();
+    let old = open(&path, Start::Fresh, 0).fenced(&old_fence).unwrap();
+    let claim = old.claim(Step(0), 1).unwrap();
+    // Continued elsewhere; the old process lives on, with the database open and without its lock.
+    let new_fence = Fence::claim(dir.path()).unwrap();
+    std::fs::remove_file(path.with_extension("lock")).unwrap();
+    let new = open(&path, Start::TakeOver, 0).fenced(&new_fence).unwrap();
+    for refused in [
+        old.claim(Step(0), 1).map(drop),
+        old.event(Step(0), "late", ""),
+        old.begin(&claim[0], &prompt(0), &[1]).map(drop),
+        old.trained(Step(0)),
+    ] {
+        let error = refused.unwrap_err();
+        assert!(
+            matches!(
+                error,
+                RolloutError::TakenOver {
+                    epoch: 1,
+                    by: 2,
+                    ..
+                }
+            ),
+            "{error}"
+        );
+    }
+    assert_eq!(
+        new.claim(Step(0), 1).unwrap().len(),
+        1,
+        "the new one goes on"
+    );
+    let events: i64 = lock(&new.state)
+        .db
+        .query_row("SELECT count(*) FROM events", [], |row| row.get(0))
+        .unwrap();
+    assert_eq!(events, 0);
+}
