@@ -117,7 +117,7 @@ fn logits_equal_transformers_up_to_position_4095_past_what_rope_was_scaled_from(
             assert!(gap < 4e-6, "{model} in f64: {gap:e}");
         }
         let gap = long_gap(&Arc::new(Cpu::<f32>::new()), model);
-        // What rounding takes from transformers' own float32, where check_family.py measured it.
+        // What rounding takes from transformers' own float32 over all positions, where check_family.py measured it.
         let rounding =
             std::env::var("SLIME_FAMILY_FLOAT32").map_or(0.0, |gap| gap.parse().unwrap());
         let bound = f64::max(1e-4, 2.0 * rounding);

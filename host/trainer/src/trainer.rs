@@ -481,13 +481,17 @@ impl<O: Ops> Trainer<O> {
     }
 }
 
-/// What each layer computes again.
+/// What each layer computes again: the first ones what the configuration says, the rest one degree less.
 pub(crate) fn recompute_of(config: &TrainConfig, layers: usize) -> Vec<Recompute> {
     let deep = config.recompute_num_layers.unwrap_or(layers);
+    let rest = match config.recompute_granularity {
+        Recompute::Full => Recompute::Selective,
+        Recompute::Selective | Recompute::None => Recompute::None,
+    };
     (0..layers)
         .map(|layer| match layer < deep {
             true => config.recompute_granularity,
-            false => Recompute::None,
+            false => rest,
         })
         .collect()
 }

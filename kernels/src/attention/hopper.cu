@@ -28,13 +28,15 @@
 #define DEPTH 3             // steps in flight, backward: one is held for the product that trails
 #endif
 
-struct Tile { int start, length, row, padded; };
+// `pairs`: blocks of 64 x 64 of the sequences before it, see `pair`.
+struct alignas(16) Tile { int start, length, row, padded, pairs, unused[3]; };
 struct alignas(64) TensorMap { u64 words[16]; };
 
 // Read again where it is needed, so that it takes no registers in between.
 __device__ __forceinline__ Tile read_again(const Tile* from) {
-  Tile t;
+  Tile t{};
   asm volatile("ld.global.v4.s32 {%0, %1, %2, %3}, [%4];" : "=r"(t.start), "=r"(t.length), "=r"(t.row), "=r"(t.padded) : "l"(from));
+  asm volatile("ld.global.s32 %0, [%1];" : "=r"(t.pairs) : "l"(&from->pairs));
   return t;
 }
 
@@ -102,19 +104,19 @@ __device__ __forceinline__ float exp2_fast(float x) {
 
 // d[64, N] (+)= A B: A 64 rows from shared memory or registers, B from shared memory; TRANSPOSE if B's rows are the inner
 // dimension. Fragments: a thread holds columns 8 j + 2 (lane % 4) + {0, 1} of rows lane / 4 and lane / 4 + 8 of its warp.
-template <int TRANSPOSE>
+template <int TRANSPOSE, int TRANSPOSE_A = 0>
 __device__ __forceinline__ void wgmma(float (&d)[32], u64 a, u64 b, int keep) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
       "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
       "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
       "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-      "}, %32, %33, p, 1, 1, 0, %35;\n}"
+      "}, %32, %33, p, 1, 1, %36, %35;\n}"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
         "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
         "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
         "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
-      : "l"(a), "l"(b), "r"(keep), "n"(TRANSPOSE));
+      : "l"(a), "l"(b), "r"(keep), "n"(TRANSPOSE), "n"(TRANSPOSE_A));
 }
 
 template <int TRANSPOSE>
@@ -132,7 +134,7 @@ __device__ __forceinline__ void wgmma(float (&d)[32], const u32* a, u64 b, int k
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(keep), "n"(TRANSPOSE));
 }
 
-template <int TRANSPOSE>
+template <int TRANSPOSE, int TRANSPOSE_A = 0>
 __device__ __forceinline__ void wgmma(float (&d)[64], u64 a, u64 b, int keep) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
@@ -141,7 +143,7 @@ __device__ __forceinline__ void wgmma(float (&d)[64], u64 a, u64 b, int keep) {
       "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
       "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
       "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-      "}, %64, %65, p, 1, 1, 0, %67;\n}"
+      "}, %64, %65, p, 1, 1, %68, %67;\n}"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
         "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
         "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
@@ -150,7 +152,7 @@ __device__ __forceinline__ void wgmma(float (&d)[64], u64 a, u64 b, int keep) {
         "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
         "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
         "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
-      : "l"(a), "l"(b), "r"(keep), "n"(TRANSPOSE));
+      : "l"(a), "l"(b), "r"(keep), "n"(TRANSPOSE), "n"(TRANSPOSE_A));
 }
 
 template <int TRANSPOSE>
@@ -254,6 +256,30 @@ template <int N> struct Ring {
   }
 };
 template <bool B> struct Flag { static constexpr bool value = B; };
+
+// ---- dS between the two kernels of the backward ----
+
+// Blocks of 64 queries x 64 keys that see each other, of one sequence: those of a query block lie together, by key block. A
+// block is dS transposed, [key][64 queries], swizzled as wgmma reads it.
+#define PAIR_BYTES 8192
+__device__ __forceinline__ i64 pair(int query_block, int key_block) {
+  return (i64)query_block * (query_block + 1) / 2 + key_block;
+}
+
+// A warpgroup's 64 keys x 64 queries, held as a left operand, to a block in shared memory.
+__device__ __forceinline__ void store_block(const u32 (&p)[WALK / 4], u32 to) {
+  int lane = threadIdx.x & 31, row = 16 * ((threadIdx.x >> 5) & 3) + (lane & 15);
+#pragma unroll
+  for (int j = 0; j < WALK / 8; j += 2)
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
+                 ::"r"(to + row * 128 + (((j + (lane >> 4)) ^ (row & 7)) * 16)), "r"(p[2 * j]), "r"(p[2 * j + 1]), "r"(p[2 * j + 2]), "r"(p[2 * j + 3])
+                 : "memory");
+}
+// A block to memory, by the copy engine, which may read it until `copied`.
+__device__ __forceinline__ void copy_out(u8* to, u32 from) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\ncp.async.bulk.commit_group;" ::"l"(to), "r"(from), "n"(PAIR_BYTES) : "memory");
+}
+__device__ __forceinline__ void copied() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
 
 // ---- forward ----
 
@@ -489,13 +515,16 @@ extern "C" __global__ void hopper_stats(const u16* dout, const u16* o, const flo
 }
 
 // dK and dV: a block owns ROWS keys of one kv head and walks over the queries that see them, head after head of the group.
+// dS goes through shared memory to be multiplied with Q, and from there to `kept`, if it is not null, for `hopper_dq_kept`:
+// `num_pairs` blocks a head, from the first head of kv head `first_kv` on.
 extern "C" __global__ void __launch_bounds__(384, 1)
 hopper_dkv(const __grid_constant__ TensorMap qkv, const __grid_constant__ TensorMap dout, const float* stats, const Tile* tiles,
-           u16* dqkv, int padded, int nq, int nkv, float scale) {
+           u16* dqkv, u8* kept, int num_pairs, int first_kv, int padded, int nq, int nkv, float scale) {
   u32 bars = shared_base();
   u32 kv_full = bars, full = bars + 8, vacant = full + 8 * DEPTH;
   u32 k = bars + 1024, v = k + ROWS * ROW_BYTES, q = v + ROWS * ROW_BYTES, d = q + DEPTH * WALK * ROW_BYTES,
-      line = d + DEPTH * WALK * ROW_BYTES;  // [stage][lse, D][WALK]
+      blocks = d + DEPTH * WALK * ROW_BYTES,  // dS, [stage][warpgroup]
+      line = blocks + 2 * DEPTH * PAIR_BYTES;  // [stage][lse, D][WALK]
   int group = warpgroup();
   if (threadIdx.x == 0) {
     barrier_init(kv_full, 1);
@@ -507,7 +536,7 @@ hopper_dkv(const __grid_constant__ TensorMap qkv, const __grid_constant__ Tensor
   }
   __syncthreads();
   Tile tile = tiles[blockIdx.y];
-  int g = blockIdx.x, heads = nq / nkv;
+  int g = first_kv + blockIdx.x, heads = nq / nkv;
   int begin = tile.row / WALK;
   int per_head = (tile.length + WALK - 1) / WALK - begin;
 
@@ -537,11 +566,14 @@ hopper_dkv(const __grid_constant__ TensorMap qkv, const __grid_constant__ Tensor
     int wg = group - 1, lane = threadIdx.x & 31;
     float factor = scale * LOG2E;
     float dk[DIM / 2], dv[DIM / 2], s[WALK / 2], p[WALK / 2];
-    u32 left[WALK / 4], right[WALK / 4];
+    u32 left[WALK / 4];
 #pragma unroll
     for (int j = 0; j < DIM / 2; j++) dk[j] = dv[j] = 0.f;
     u32 mine_k = k + wg * 64 * 128, mine_v = v + wg * 64 * 128;
     Ring<DEPTH> ring;
+    bool leads = (threadIdx.x & 127) == 0;
+    // Where dS of the next step goes, and how much further that of the step after it: in shared memory to save registers.
+    u32 place = line + DEPTH * WALK * 8 + 8 * wg;
     u32 held;  // the barrier of the stage that products of the last step read
     // Products are queued so that the tensor cores have work while this warpgroup computes: S behind the last step's dK, dP
     // behind S, dV behind both. Of the queries of a step only those of a head's first one come before some of the keys.
@@ -558,7 +590,6 @@ hopper_dkv(const __grid_constant__ TensorMap qkv, const __grid_constant__ Tensor
         pin(dv);
         pin(dk);
         pin(left);
-        pin(right);
         if (lane == 0) arrive(held);
       }
       pin(p);
@@ -597,12 +628,23 @@ hopper_dkv(const __grid_constant__ TensorMap qkv, const __grid_constant__ Tensor
         p[4 * j + 2] = s[4 * j + 2] * (p[4 * j + 2] - a.x);
         p[4 * j + 3] = s[4 * j + 3] * (p[4 * j + 3] - a.y);
       }
+      u32 right[WALK / 4];
       to_operand(right, p);
-      pin(right);
+      u32 ds = blocks + (2 * ring.stage + wg) * PAIR_BYTES;
+      store_block(right, ds);
+      if (leads) copied();  // what the last step stored, so that later ones may store there
+      asm volatile("fence.proxy.async.shared::cta;\nbar.sync %0, 128;" ::"r"(1 + wg) : "memory");
       pin(dk);
       fence();
-      accumulate<WALK>(dk, right, q + at);
+#pragma unroll
+      for (int i = 0; i < WALK / 16; i++) wgmma<1>(dk, descriptor(ds + 32 * i, 16), descriptor(q + at + 2048 * i, WALK * 128), 1);
       commit();
+      if (leads && kept) {
+        u32 block, further;
+        asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(block), "=r"(further) : "r"(place));
+        copy_out(kept + (i64)block * PAIR_BYTES, ds);
+        asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(place), "r"(block + further), "r"(further + 1) : "memory");
+      }
       held = vacant + 8 * ring.stage;
       ring.next();
     };
@@ -614,23 +656,33 @@ hopper_dkv(const __grid_constant__ TensorMap qkv, const __grid_constant__ Tensor
     };
     int own = per_head - wg;
     wait(kv_full, 0);
-    if (own > 0) {
+    // The head that begins is number `h` of the kv head's.
+    auto begin_head = [&](int h) {
       if (wg == 1) skip();
+      if (leads && kept) {
+        Tile again = read_again(tiles + blockIdx.y);
+        int key_block = again.row / 64 + wg;
+        u32 block = (blockIdx.x * heads + h) * num_pairs + again.pairs + (u32)pair(key_block, key_block);
+        asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(place), "r"(block), "r"(key_block + 1) : "memory");
+      }
+    };
+    if (own > 0) {
+      begin_head(0);
       step(Flag<true>{}, Flag<true>{});
-      for (int h = heads;;) {
+      for (int h = 0;;) {
         for (int i = own; i > 1; i--) step(Flag<false>{}, Flag<false>{});
-        if (--h == 0) break;
-        if (wg == 1) skip();
+        if (++h == heads) break;
+        begin_head(h);
         step(Flag<false>{}, Flag<true>{});
       }
       wait_products<0>();
       pin(dv);
       pin(dk);
       pin(left);
-      pin(right);
     } else {
       for (int i = per_head * heads; i > 0; i--) skip();
     }
+    if (leads) asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
     tile = read_again(tiles + blockIdx.y);
     int row = tile.row + 64 * wg + 16 * ((threadIdx.x >> 5) & 3) + (lane >> 2);  // keys row and row + 8
     u16* out = dqkv + (i64)tile.start * (nq + 2 * nkv) * DIM;
@@ -640,7 +692,84 @@ hopper_dkv(const __grid_constant__ TensorMap qkv, const __grid_constant__ Tensor
   }
 }
 
-// dQ: a block owns ROWS queries of one head and walks over the keys they see.
+// dQ from the dS that was kept: a block owns ROWS queries of one head, 64 a warpgroup, and walks over the keys they see.
+#define KEPT_DEPTH 5
+#define KEPT_STAGE (WALK * ROW_BYTES + 2 * PAIR_BYTES)  // keys, and a block a warpgroup
+extern "C" __global__ void __launch_bounds__(384, 1)
+hopper_dq_kept(const __grid_constant__ TensorMap qkv, const u8* kept, const Tile* tiles, u16* dqkv, int num_pairs, int first_kv,
+               int nq, int nkv, float scale) {
+  u32 bars = shared_base();
+  u32 full = bars, vacant = full + 8 * KEPT_DEPTH, stages = bars + 1024;
+  int group = warpgroup();
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < KEPT_DEPTH; i++) {
+      barrier_init(full + 8 * i, 1);
+      barrier_init(vacant + 8 * i, 8);
+    }
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  }
+  __syncthreads();
+  Tile tile = tiles[blockIdx.y];
+  int heads = nq / nkv, h = first_kv * heads + blockIdx.x, g = h / heads;
+  int first = tile.row / 64;  // the first warpgroup's block of queries
+  int blocks = min(2, (tile.length - tile.row + 63) / 64), steps = first + blocks;
+  const u8* from = kept + (blockIdx.x * (i64)num_pairs + tile.pairs) * PAIR_BYTES;
+
+  if (group == 0) {
+    fewer_registers<24>();
+    if (threadIdx.x == 0) {
+      Ring<KEPT_DEPTH> ring;
+      for (int step = 0; step < steps; step++) {
+        u32 bar = full + 8 * ring.stage, to = stages + ring.stage * KEPT_STAGE;
+        wait(vacant + 8 * ring.stage, ring.parity ^ 1);
+        bool both[2] = {step <= first, blocks == 2};
+        expect(bar, WALK * ROW_BYTES + (both[0] + both[1]) * PAIR_BYTES);
+        copy_tile<WALK>(to, &qkv, (nq + g) * DIM, tile.start + step * WALK, bar);
+        for (int wg = 0; wg < 2; wg++)
+          if (both[wg]) copy_line(to + WALK * ROW_BYTES + wg * PAIR_BYTES, from + pair(first + wg, step) * PAIR_BYTES, PAIR_BYTES, bar);
+        ring.next();
+      }
+    }
+  } else {
+    more_registers<240>();
+    int wg = group - 1, lane = threadIdx.x & 31;
+    float acc[DIM / 2];
+#pragma unroll
+    for (int j = 0; j < DIM / 2; j++) acc[j] = 0.f;
+    Ring<KEPT_DEPTH> ring;
+    // Steps that this warpgroup has blocks of; it frees the others' stages too.
+    int own = wg < blocks ? first + wg + 1 : 0;
+    u32 held = 0;
+    for (int step = 0; step < own; step++) {
+      u32 at = stages + ring.stage * KEPT_STAGE, ds = at + WALK * ROW_BYTES + wg * PAIR_BYTES;
+      wait(full + 8 * ring.stage, ring.parity);
+      pin(acc);
+      fence();
+#pragma unroll
+      for (int k = 0; k < WALK / 16; k++)
+        wgmma<1, 1>(acc, descriptor(ds + k * 2048, PAIR_BYTES), descriptor(at + k * 2048, WALK * 128), 1);
+      commit();
+      wait_products<1>();  // the last step's
+      pin(acc);
+      if (step > 0 && lane == 0) arrive(held);
+      held = vacant + 8 * ring.stage;
+      ring.next();
+    }
+    wait_products<0>();
+    pin(acc);
+    if (own > 0 && lane == 0) arrive(held);
+    for (int step = own; step < steps; step++) {
+      wait(full + 8 * ring.stage, ring.parity);
+      if (lane == 0) arrive(vacant + 8 * ring.stage);
+      ring.next();
+    }
+    int row = tile.row + 64 * wg + 16 * ((threadIdx.x >> 5) & 3) + (lane >> 2);
+    i64 width = (i64)(nq + 2 * nkv) * DIM;
+    put(acc, dqkv + tile.start * width + h * DIM, width, row, tile.length, scale, scale);
+  }
+}
+
+// dQ by itself: a block owns ROWS queries of one head and walks over the keys they see.
 extern "C" __global__ void __launch_bounds__(384, 1)
 hopper_dq(const __grid_constant__ TensorMap qkv, const __grid_constant__ TensorMap dout, const float* stats, const Tile* tiles,
           u16* dqkv, int padded, int nq, int nkv, float scale) {

@@ -4,7 +4,7 @@
 // warp and nothing is added by atomics. The backward is two kernels (rows of dQ, rows of dK and dV): 7 products instead of
 // 5, for a bitwise repeatable answer.
 //
-// `tiles`: one int4 a tile, (first row of the sequence, its length, first row of the tile in it, unused).
+// `tiles`: one of 32 bytes a tile: first row of the sequence, its length, first row of the tile in it, and what is not used here.
 #ifndef DIM
 #define DIM 128
 #endif
@@ -15,7 +15,7 @@
 #define CHUNKS (DIM / 8)   // 16-byte chunks in a row
 #define LOG2E 1.4426950408889634f
 
-struct Tile { int start, length, row, unused; };
+struct alignas(16) Tile { int start, length, row, unused[5]; };
 
 __device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 

@@ -22,6 +22,12 @@ const TILE_WALK: usize = 32;
 /// Steps in flight, as in `attention/hopper.cu`.
 const STAGES: usize = 2;
 const DEPTH: usize = 3;
+/// Queries and keys of a block of dS, its bytes, and the steps in flight where it is read, as in `attention/hopper.cu`.
+const BLOCK_ROWS: usize = 64;
+const BLOCK_BYTES: usize = BLOCK_ROWS * BLOCK_ROWS * 2;
+const KEPT_DEPTH: usize = 5;
+/// Memory for dS between the two kernels of a backward, 2.25 GiB: heads take turns in it.
+const KEPT_BYTES: usize = 9 << 28;
 
 /// What a forward left for its backward.
 pub(super) struct Forward<'a> {
@@ -34,7 +40,10 @@ pub(super) struct Forward<'a> {
 #[derive(Default)]
 pub(super) struct Cache(Mutex<Option<(Vec<Range<usize>>, Arc<Tiles>)>>);
 
-/// `(first row of the sequence, its length, first row of the tile in it, first padded row of the sequence)` of each tile.
+/// Of each tile: first row of the sequence, its length, first row of the tile in it, first padded row of the sequence,
+/// blocks of dS of the sequences before it, and three numbers of padding.
+type Tile = [i32; 8];
+
 struct Tiles {
     /// Most keys to walk over first.
     by_keys: Block,
@@ -43,6 +52,8 @@ struct Tiles {
     count: u32,
     /// Rows of all sequences when each is padded to whole tiles.
     padded: usize,
+    /// Blocks of dS a head: of 64 queries and 64 keys of a sequence, where some of those see some of these.
+    pairs: usize,
 }
 
 fn tile_bytes(heads: Heads, rows: usize) -> u32 {
@@ -54,6 +65,14 @@ fn hopper_bytes(heads: Heads, rows: usize) -> u32 {
     2048 + tile_bytes(heads, rows) + (DEPTH * 512) as u32
 }
 
+/// Key heads whose dS lies in memory together, in turns of even size. None where not even one's fits, and where it does
+/// not pay: a narrow head has as many scores as a wide one and half the work to save.
+fn kept_heads(heads: Heads, pairs: usize) -> Option<usize> {
+    let fit = KEPT_BYTES / (heads.query / heads.kv * pairs * BLOCK_BYTES);
+    let turns = (fit > 0 && heads.dim == 128).then(|| heads.kv.div_ceil(fit))?;
+    Some(heads.kv.div_ceil(turns))
+}
+
 impl Cuda {
     /// Tiles of the rows of each sequence.
     fn tiles(&self, sequences: Vec<Range<usize>>) -> Result<Arc<Tiles>> {
@@ -61,15 +80,17 @@ impl Cuda {
         if let Some((_, tiles)) = cache.as_ref().filter(|(of, _)| *of == sequences) {
             return Ok(Arc::clone(tiles));
         }
-        let (mut list, mut padded) = (Vec::new(), 0);
+        let (mut list, mut padded, mut pairs) = (Vec::<Tile>::new(), 0, 0);
         for range in &sequences {
             let (start, len) = (range.start as i32, range.len() as i32);
             list.extend(
                 (0..len)
                     .step_by(TILE_ROWS)
-                    .map(|row| [start, len, row, padded as i32]),
+                    .map(|row| [start, len, row, padded as i32, pairs as i32, 0, 0, 0]),
             );
             padded += range.len().next_multiple_of(TILE_ROWS);
+            let blocks = range.len().div_ceil(BLOCK_ROWS);
+            pairs += blocks * (blocks + 1) / 2;
         }
         list.sort_by_key(|tile| -tile[2]);
         let by_keys = self.device.upload(&list, "attention tiles")?;
@@ -80,6 +101,7 @@ impl Cuda {
             by_queries,
             count: list.len() as u32,
             padded,
+            pairs,
         });
         *cache = Some((sequences, Arc::clone(&tiles)));
         Ok(tiles)
@@ -354,25 +376,43 @@ impl Cuda {
         )?;
         let rows = Map(TensorMap::new(qkv.block.ptr, qkv.rows, qkv.cols)?);
         let douts = Map(TensorMap::new(dout.block.ptr, dout.rows, dout.cols)?);
-        let shared = hopper_bytes(heads, 2 * TILE_ROWS + 2 * DEPTH * 64);
-        let launch = |name, across: usize, by: &Block| {
-            let pointers = [Ptr(stats), Ptr(by.ptr), Ptr(dqkv.block.ptr)];
-            let args = [
-                &[rows, douts],
-                &pointers[..],
-                &[padded, nq, nkv, F(scale as f32)],
-            ]
-            .concat();
-            self.device.launch(
-                &source,
-                name,
-                (across as u32, tiles.count, 1),
-                384,
-                shared,
-                &args,
-            )
+        let (by_queries, by_keys) = (Ptr(tiles.by_queries.ptr), Ptr(tiles.by_keys.ptr));
+        let (into, num_pairs) = (Ptr(dqkv.block.ptr), Int(tiles.pairs as i32));
+        let shape = [nq, nkv, F(scale as f32)];
+        let launch = |name, across: usize, shared: u32, args: &[&[Arg]]| {
+            let grid = (across as u32, tiles.count, 1);
+            self.device
+                .launch(&source, name, grid, 384, shared, &args.concat())
         };
-        launch("hopper_dkv", heads.kv, &tiles.by_queries)?;
-        launch("hopper_dq", heads.query, &tiles.by_keys)
+        let walk = hopper_bytes(heads, 2 * TILE_ROWS + 2 * DEPTH * BLOCK_ROWS);
+        let dkv = |first: usize, count: usize, kept: u64| {
+            let pointers = [rows, douts, Ptr(stats), by_queries, into, Ptr(kept)];
+            let numbers = [num_pairs, Int(first as i32), padded];
+            let shared = walk + (2 * DEPTH * BLOCK_BYTES) as u32;
+            launch("hopper_dkv", count, shared, &[&pointers, &numbers, &shape])
+        };
+        let Some(at_once) = kept_heads(heads, tiles.pairs) else {
+            dkv(0, heads.kv, 0)?;
+            let pointers = [rows, douts, Ptr(stats), by_keys, into, padded];
+            return launch("hopper_dq", heads.query, walk, &[&pointers, &shape]);
+        };
+        let group = heads.query / heads.kv;
+        let bytes = at_once * group * tiles.pairs * BLOCK_BYTES;
+        let kept = self.device.pool.take(bytes, "attention's gradient")?;
+        let stages = KEPT_DEPTH * 2 * BLOCK_BYTES;
+        let shared = 2048 + stages as u32 + tile_bytes(heads, KEPT_DEPTH * BLOCK_ROWS);
+        for first in (0..heads.kv).step_by(at_once) {
+            let count = at_once.min(heads.kv - first);
+            dkv(first, count, kept.ptr)?;
+            let pointers = [rows, Ptr(kept.ptr), by_keys, into];
+            let numbers = [num_pairs, Int(first as i32)];
+            launch(
+                "hopper_dq_kept",
+                count * group,
+                shared,
+                &[&pointers, &numbers, &shape],
+            )?;
+        }
+        Ok(())
     }
 }

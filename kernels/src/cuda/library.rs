@@ -90,6 +90,13 @@ pub(super) fn folders() -> Vec<PathBuf> {
             python_folders(&Path::new(&home).join("lib"), &mut folders);
         }
     }
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    for bin in std::env::split_paths(&path).filter(|bin| bin.join("python3").exists()) {
+        python_folders(&bin.join("../lib"), &mut folders);
+    }
+    if let Some(home) = std::env::var_os("HOME") {
+        python_folders(&Path::new(&home).join(".local/lib"), &mut folders);
+    }
     folders.push(PathBuf::from("/usr/local/cuda/lib64"));
     for lib in ["/usr/local/lib", "/usr/lib"] {
         python_folders(Path::new(lib), &mut folders);

@@ -16,6 +16,8 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
+/// `ncclInvalidUsage`: what another version's rank gets, among others.
+const INVALID_USAGE: Status = 5;
 const NAMES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
 
 /// NCCL's numbers for what we send.
@@ -180,6 +182,12 @@ impl Line {
         let mut handle: Handle = std::ptr::null_mut();
         // SAFETY: writes one handle; the current device is this rank's, bound by the caller.
         let status = unsafe { (api.init_rank)(&mut handle, size as c_int, id, rank as c_int) };
+        if status == INVALID_USAGE {
+            let version = version().unwrap_or_default();
+            return Err(failed(format!(
+                "no group of {size} ranks was formed. All of them need one version of NCCL, and this one has {version}; NCCL_DEBUG=WARN says more"
+            )));
+        }
         api.check("ncclCommInitRank", status)?;
         Ok(Arc::new(Self {
             address: handle as usize,

@@ -394,7 +394,7 @@ pub struct TrainSection {
     pub max_tokens_per_gpu: Option<usize>,
     /// What is computed again in the backward pass: `none`, `selective` or `full`. Default `selective`.
     pub recompute_granularity: Option<Recompute>,
-    /// Only the first layers recompute. Default: all.
+    /// Only the first layers recompute so; of `full` the rest recompute selectively, of `selective` nothing. Default: all.
     pub recompute_num_layers: Option<usize>,
     /// Rows whose logits exist at once. Default: by the vocabulary's size.
     pub log_probs_chunk_size: Option<usize>,
