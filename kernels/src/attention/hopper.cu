@@ -75,6 +75,17 @@ __device__ __forceinline__ void copy_line(u32 to, const void* from, u32 bytes, u
                ::"r"(to), "l"(from), "r"(bytes), "r"(bar) : "memory");
 }
 
+// For bytes that are used once and should not drive others from the cache.
+__device__ __forceinline__ u64 once() {
+  u64 policy;
+  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+__device__ __forceinline__ void copy_line_once(u32 to, const void* from, u32 bytes, u32 bar) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;"
+               ::"r"(to), "l"(from), "r"(bytes), "r"(bar), "l"(once()) : "memory");
+}
+
 // What wgmma reads: 128-byte swizzle; `group` bytes between 64-column groups of a transposed operand; 8 rows are 1024 bytes.
 __device__ __forceinline__ u64 descriptor(u32 address, u32 group) {
   return ((u64)1 << 62) | ((u64)(1024 >> 4) << 32) | ((u64)((group >> 4) & 0x3fff) << 16) | ((address >> 4) & 0x3fff);
@@ -277,7 +288,7 @@ __device__ __forceinline__ void store_block(const u32 (&p)[WALK / 4], u32 to) {
 }
 // A block to memory, by the copy engine, which may read it until `copied`.
 __device__ __forceinline__ void copy_out(u8* to, u32 from) {
-  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\ncp.async.bulk.commit_group;" ::"l"(to), "r"(from), "n"(PAIR_BYTES) : "memory");
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group.L2::cache_hint [%0], [%1], %2, %3;\ncp.async.bulk.commit_group;" ::"l"(to), "r"(from), "n"(PAIR_BYTES), "l"(once()) : "memory");
 }
 __device__ __forceinline__ void copied() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
 
@@ -693,9 +704,9 @@ hopper_dkv(const __grid_constant__ TensorMap qkv, const __grid_constant__ Tensor
 }
 
 // dQ from the dS that was kept: a block owns ROWS queries of one head, 64 a warpgroup, and walks over the keys they see.
-#define KEPT_DEPTH 5
+#define KEPT_DEPTH 3
 #define KEPT_STAGE (WALK * ROW_BYTES + 2 * PAIR_BYTES)  // keys, and a block a warpgroup
-extern "C" __global__ void __launch_bounds__(384, 1)
+extern "C" __global__ void __launch_bounds__(288, 2)
 hopper_dq_kept(const __grid_constant__ TensorMap qkv, const u8* kept, const Tile* tiles, u16* dqkv, int num_pairs, int first_kv,
                int nq, int nkv, float scale) {
   u32 bars = shared_base();
@@ -715,9 +726,8 @@ hopper_dq_kept(const __grid_constant__ TensorMap qkv, const u8* kept, const Tile
   int blocks = min(2, (tile.length - tile.row + 63) / 64), steps = first + blocks;
   const u8* from = kept + (blockIdx.x * (i64)num_pairs + tile.pairs) * PAIR_BYTES;
 
-  if (group == 0) {
-    fewer_registers<24>();
-    if (threadIdx.x == 0) {
+  if (group == 2) {
+    if (threadIdx.x == 256) {
       Ring<KEPT_DEPTH> ring;
       for (int step = 0; step < steps; step++) {
         u32 bar = full + 8 * ring.stage, to = stages + ring.stage * KEPT_STAGE;
@@ -726,13 +736,12 @@ hopper_dq_kept(const __grid_constant__ TensorMap qkv, const u8* kept, const Tile
         expect(bar, WALK * ROW_BYTES + (both[0] + both[1]) * PAIR_BYTES);
         copy_tile<WALK>(to, &qkv, (nq + g) * DIM, tile.start + step * WALK, bar);
         for (int wg = 0; wg < 2; wg++)
-          if (both[wg]) copy_line(to + WALK * ROW_BYTES + wg * PAIR_BYTES, from + pair(first + wg, step) * PAIR_BYTES, PAIR_BYTES, bar);
+          if (both[wg]) copy_line_once(to + WALK * ROW_BYTES + wg * PAIR_BYTES, from + pair(first + wg, step) * PAIR_BYTES, PAIR_BYTES, bar);
         ring.next();
       }
     }
   } else {
-    more_registers<240>();
-    int wg = group - 1, lane = threadIdx.x & 31;
+    int wg = group, lane = threadIdx.x & 31;
     float acc[DIM / 2];
 #pragma unroll
     for (int j = 0; j < DIM / 2; j++) acc[j] = 0.f;

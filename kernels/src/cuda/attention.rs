@@ -25,7 +25,7 @@ const DEPTH: usize = 3;
 /// Queries and keys of a block of dS, its bytes, and the steps in flight where it is read, as in `attention/hopper.cu`.
 const BLOCK_ROWS: usize = 64;
 const BLOCK_BYTES: usize = BLOCK_ROWS * BLOCK_ROWS * 2;
-const KEPT_DEPTH: usize = 5;
+const KEPT_DEPTH: usize = 3;
 /// Memory for dS between the two kernels of a backward, 2.25 GiB: heads take turns in it.
 const KEPT_BYTES: usize = 9 << 28;
 
@@ -379,22 +379,28 @@ impl Cuda {
         let (by_queries, by_keys) = (Ptr(tiles.by_queries.ptr), Ptr(tiles.by_keys.ptr));
         let (into, num_pairs) = (Ptr(dqkv.block.ptr), Int(tiles.pairs as i32));
         let shape = [nq, nkv, F(scale as f32)];
-        let launch = |name, across: usize, shared: u32, args: &[&[Arg]]| {
+        let launch = |name, threads, across: usize, shared: u32, args: &[&[Arg]]| {
             let grid = (across as u32, tiles.count, 1);
             self.device
-                .launch(&source, name, grid, 384, shared, &args.concat())
+                .launch(&source, name, grid, threads, shared, &args.concat())
         };
         let walk = hopper_bytes(heads, 2 * TILE_ROWS + 2 * DEPTH * BLOCK_ROWS);
         let dkv = |first: usize, count: usize, kept: u64| {
             let pointers = [rows, douts, Ptr(stats), by_queries, into, Ptr(kept)];
             let numbers = [num_pairs, Int(first as i32), padded];
             let shared = walk + (2 * DEPTH * BLOCK_BYTES) as u32;
-            launch("hopper_dkv", count, shared, &[&pointers, &numbers, &shape])
+            launch(
+                "hopper_dkv",
+                384,
+                count,
+                shared,
+                &[&pointers, &numbers, &shape],
+            )
         };
         let Some(at_once) = kept_heads(heads, tiles.pairs) else {
             dkv(0, heads.kv, 0)?;
             let pointers = [rows, douts, Ptr(stats), by_keys, into, padded];
-            return launch("hopper_dq", heads.query, walk, &[&pointers, &shape]);
+            return launch("hopper_dq", 384, heads.query, walk, &[&pointers, &shape]);
         };
         let group = heads.query / heads.kv;
         let bytes = at_once * group * tiles.pairs * BLOCK_BYTES;
@@ -408,6 +414,7 @@ impl Cuda {
             let numbers = [num_pairs, Int(first as i32)];
             launch(
                 "hopper_dq_kept",
+                288,
                 count * group,
                 shared,
                 &[&pointers, &numbers, &shape],
