@@ -1,13 +1,15 @@
 //! Training speed on a GPU at the shapes of Qwen3, with random weights and tokens.
 //!
 //! ```text
-//! cargo run --release -p slime-trainer --example gpu_speed -- 0.6B[,1.7B,4B,8B] [--batch 4] [--length 4096]
+//! cargo run --release -p slime-trainer --example gpu_speed -- 0.6B[,1.7B,4B,8B,30B-A3B/8] [--batch 4] [--length 4096]
 //!     [--steps 4] [--warmup 2] [--recompute none|selective|full] [--recompute-layers N] [--compact] [--log-probs]
 //!     [--profile]
 //! ```
 //!
+//! 30B-A3B/8 is Qwen3-30B-A3B with 6 of its 48 layers: what one card holds of it with its optimizer.
+//!
 //! A line of JSON a model, in the terms of reference peers: MFU is `(6 N + 6 V h + 6 layers length heads dim) tokens / time
-//! / 989.4e12`, `N` without embeddings; recomputation is not counted. Read `slime_trainer::trainer` for what a step is.
+//! / 989.4e12`, `N` without embeddings and of experts the chosen ones; recomputation is not counted. Read `slime_trainer::trainer` for what a step is.
 #![allow(clippy::print_stdout, reason = "its output is the result")]
 
 use serde_json::json;
@@ -75,9 +77,20 @@ fn main() -> Result<(), Box<dyn Error>> {
 }
 
 fn spec_of(name: &str) -> Result<ModelSpec, Box<dyn Error>> {
+    if name == "30B-A3B/8" {
+        let config = json!({
+            "model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], "hidden_act": "silu", "attention_bias": false,
+            "vocab_size": VOCAB, "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 6,
+            "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128, "max_position_embeddings": 40_960,
+            "rms_norm_eps": 1e-6, "rope_theta": 1e6, "tie_word_embeddings": false, "moe_intermediate_size": 768,
+            "num_experts": 128, "num_experts_per_tok": 8, "norm_topk_prob": true, "decoder_sparse_step": 1,
+            "mlp_only_layers": [],
+        });
+        return Ok(from_config(&HfConfig::new("config.json", config)?)?);
+    }
     let shape = SHAPES.iter().find(|shape| shape.0 == name);
     let &(_, hidden, ffn, layers, heads, tied) =
-        shape.ok_or("models: 0.6B, 1.7B, 4B, 8B, with commas")?;
+        shape.ok_or("models: 0.6B, 1.7B, 4B, 8B, 30B-A3B/8, with commas")?;
     let config = json!({
         "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "hidden_act": "silu", "attention_bias": false,
         "vocab_size": VOCAB, "hidden_size": hidden, "intermediate_size": ffn, "num_hidden_layers": layers,
@@ -121,18 +134,13 @@ fn run(name: &str, options: &Options) -> Result<(), Box<dyn Error>> {
         weights.push(ops.cut(&line, 0..count, param.rows, param.cols)?);
     }
     drop(some);
-    let body: f64 = params(&spec)
-        .iter()
-        .filter(|p| p.rows != VOCAB)
-        .map(|p| (p.rows * p.cols) as f64)
-        .sum();
     let heads = spec.layers[0]
         .attn
         .grouped()
         .expect("Qwen3 is grouped")
         .heads;
     let attention = (spec.layers.len() * options.length * heads.query * heads.dim) as f64;
-    let per_token = body + (VOCAB * spec.hidden) as f64 + attention;
+    let per_token = spec.param_counts().multiplied as f64 + attention;
     let tokens = options.batch * options.length;
     let config = TrainConfig {
         lr: 1e-5,

@@ -8,6 +8,7 @@ mod attention;
 pub mod broadcast;
 mod choices;
 mod device;
+mod experts;
 mod float;
 mod gemm;
 mod head;
@@ -58,6 +59,7 @@ pub struct Cuda {
     device: Device,
     gemm: Gemm,
     tiles: attention::Cache,
+    groups: experts::Cache,
     tables: tables::Tables,
 }
 
@@ -86,6 +88,7 @@ impl Cuda {
             device,
             gemm,
             tiles: attention::Cache::default(),
+            groups: experts::Cache::default(),
             tables: tables::Tables::default(),
         })
     }

@@ -11,6 +11,8 @@ use std::path::PathBuf;
 
 /// Bf16 and warp arithmetic that every kernel starts from.
 const PRELUDE: &str = include_str!("prelude.cuh");
+/// Copy engine and wgmma, for kernels that are written for Hopper.
+const HOPPER: &str = include_str!("hopper.cuh");
 
 /// One kernel file and how to specialise it.
 #[derive(Clone, Debug)]
@@ -19,6 +21,8 @@ pub struct Source {
     pub name: &'static str,
     /// CUDA text without the prelude.
     pub text: &'static str,
+    /// Written for Hopper (sm_90a).
+    pub is_hopper: bool,
     /// `NAME=value` macros.
     pub defines: Vec<String>,
 }
@@ -38,6 +42,7 @@ pub fn cubin(source: &Source, arch: &str) -> Result<Vec<u8>> {
         });
     }
     let text = match std::env::var_os("SLIME_KERNEL_DIR") {
+        None if source.is_hopper => format!("{PRELUDE}{HOPPER}{}", source.text),
         None => format!("{PRELUDE}{}", source.text),
         Some(folder) => overridden(&PathBuf::from(folder), source)?,
     };
@@ -68,7 +73,11 @@ fn overridden(folder: &std::path::Path, source: &Source) -> Result<String> {
             detail: format!("SLIME_KERNEL_DIR: {}: {e}", path.display()),
         })
     };
-    Ok(read("cuda/prelude.cuh".into())? + &read(format!("{}.cu", source.name))?)
+    let mut text = read("cuda/prelude.cuh".into())?;
+    if source.is_hopper {
+        text += &read("cuda/hopper.cuh".into())?;
+    }
+    Ok(text + &read(format!("{}.cu", source.name))?)
 }
 
 fn compile(name: &str, text: &str, options: &[String]) -> Result<Vec<u8>> {

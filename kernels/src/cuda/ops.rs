@@ -5,15 +5,15 @@ use super::gemm::Shape;
 use super::sources::{self, BLOCK_TOKENS, SPLIT};
 use super::{Cuda, Float, Ids, KvCache, Tensor, attention};
 use crate::{
-    AdamW, Draw, Drawn, Error, Heads, Later, Norms, Ops, PagedSequence, Result, RopeStyle,
-    RopeTable, Sequences, TokenStats, Update,
+    AdamW, ColumnMap, Draw, Drawn, Error, Heads, Later, Norms, Ops, PagedSequence, Result,
+    RopeStyle, RopeTable, Sequences, TokenStats, Update,
 };
 use half::bf16;
 use std::ops::Range;
 use std::sync::Arc;
 
 /// Vectors of 8 bf16 are the unit of memory traffic, so every row must be whole vectors.
-const VECTOR: usize = 8;
+pub(super) const VECTOR: usize = 8;
 pub(super) const THREADS: u32 = 256;
 /// Prompts of so many tokens are worth a tile of the tensor-core kernels.
 const WHOLE_PROMPT: usize = 32;
@@ -30,7 +30,7 @@ pub(super) fn expect(op: &'static str, fits: bool, detail: impl FnOnce() -> Stri
     }
 }
 
-fn whole_vectors(op: &'static str, cols: usize) -> Result<()> {
+pub(super) fn whole_vectors(op: &'static str, cols: usize) -> Result<()> {
     expect(op, cols.is_multiple_of(VECTOR), || {
         format!("rows of {cols} columns; CUDA kernels need a multiple of {VECTOR}")
     })
@@ -195,7 +195,7 @@ impl Cuda {
     }
 
     /// A block for each of `rows`, with threads for its vectors.
-    fn by_row(rows: usize, cols: usize) -> ((u32, u32, u32), u32) {
+    pub(super) fn by_row(rows: usize, cols: usize) -> ((u32, u32, u32), u32) {
         (
             (rows as u32, 1, 1),
             (cols / VECTOR).next_multiple_of(32).clamp(32, 512) as u32,
@@ -422,6 +422,48 @@ impl Ops for Cuda {
         self.device
             .launch(&sources::rows(), "column_sum_part", grid, 256, 0, &args)?;
         self.add_parts(part, db.at(&self.device)?, parts, dy.cols, dy.cols)
+    }
+
+    fn scale_rows(&self, x: &Tensor, p: &Float) -> Result<Tensor> {
+        self.scaled_rows(x, p)
+    }
+
+    fn row_dots(&self, x: &Tensor, y: &Tensor) -> Result<Float> {
+        self.dots(x, y)
+    }
+
+    fn sum_rows(&self, x: &Tensor, places: &Ids, each: usize) -> Result<Tensor> {
+        self.summed_rows(x, places, each)
+    }
+
+    fn map_columns(&self, inputs: &[&Tensor], map: &ColumnMap) -> Result<Tensor> {
+        self.mapped_columns(inputs, map)
+    }
+
+    fn grouped_nt(&self, x: &Tensor, w: &Tensor, offsets: &[usize]) -> Result<Tensor> {
+        self.grouped("grouped_nt", x, w, offsets, true)
+    }
+
+    fn grouped_nn(&self, dy: &Tensor, w: &Tensor, offsets: &[usize]) -> Result<Tensor> {
+        self.grouped("grouped_nn", dy, w, offsets, false)
+    }
+
+    fn accumulate_grouped_tn(
+        &self,
+        dy: &Tensor,
+        x: &Tensor,
+        offsets: &[usize],
+        dw: &mut Float,
+    ) -> Result<()> {
+        self.grouped_gradient(dy, x, offsets, dw)
+    }
+
+    fn gate(&self, x: &Tensor, gate: &Tensor) -> Result<Tensor> {
+        self.gated(x, gate)
+    }
+
+    fn gate_backward(&self, dy: &Tensor, x: &Tensor, gate: &Tensor) -> Result<(Tensor, Tensor)> {
+        self.gated_gradient(dy, x, gate)
     }
 
     fn matmul_nt(&self, x: &Tensor, w: &Tensor) -> Result<Tensor> {

@@ -8,7 +8,7 @@ pub(super) const BLOCK_TOKENS: usize = 16;
 
 macro_rules! source {
     ($file:literal $(, $define:expr)* $(,)?) => {
-        Source { name: $file, text: include_str!(concat!("../", $file, ".cu")), defines: vec![$($define),*] }
+        Source { name: $file, text: include_str!(concat!("../", $file, ".cu")), is_hopper: false, defines: vec![$($define),*] }
     };
 }
 
@@ -77,7 +77,17 @@ pub(super) fn tensor_core_attention(heads: Heads) -> Source {
 }
 
 pub(super) fn hopper_attention(heads: Heads) -> Source {
-    source!("attention/hopper", format!("DIM={}", heads.dim))
+    Source {
+        is_hopper: true,
+        ..source!("attention/hopper", format!("DIM={}", heads.dim))
+    }
+}
+
+pub(super) fn grouped_matmul() -> Source {
+    Source {
+        is_hopper: true,
+        ..source!("grouped_matmul/hopper")
+    }
 }
 
 /// Keys that one thread block of paged attention reads, as in its kernel.
@@ -105,6 +115,9 @@ pub(super) fn paged_attention(heads: Heads) -> Source {
 /// Every file for an architecture, in the specialisations of head widths 64 and 128: what the compile gate compiles.
 pub fn all(arch: &str) -> Vec<Source> {
     let mut sources = vec![rows(), embedding(), swiglu(), head(), draw(), adamw()];
+    if arch == "sm_90a" {
+        sources.push(grouped_matmul());
+    }
     sources.extend([(32, 2), (64, 2), (256, 2), (512, 4)].map(|(lanes, per)| rmsnorm(lanes, per)));
     for dim in [64, 128] {
         let heads = Heads {

@@ -71,3 +71,92 @@ extern "C" __global__ void add_parts(const float* part, float* out, int parts, i
 extern "C" __global__ void widened(const u16* x, float* y, i64 n) {
   for (i64 i = blockIdx.x * (i64)blockDim.x + threadIdx.x; i < n; i += (i64)gridDim.x * blockDim.x) y[i] = bf(x[i]);
 }
+
+// y_r = p_r x_r.
+extern "C" __global__ void scale_rows(const u16* x, const float* p, u16* y, int cols) {
+  i64 base = (i64)blockIdx.x * cols;
+  float factor = p[blockIdx.x];
+  for (int c = threadIdx.x * 8; c < cols; c += blockDim.x * 8) {
+    float a[8];
+    unpack8(load8(x + base + c), a);
+#pragma unroll
+    for (int j = 0; j < 8; j++) a[j] *= factor;
+    store8(y + base + c, pack8(a));
+  }
+}
+
+extern "C" __global__ void row_dots(const u16* x, const u16* y, float* out, int cols) {
+  i64 base = (i64)blockIdx.x * cols;
+  float sum = 0.f;
+  for (int c = threadIdx.x * 8; c < cols; c += blockDim.x * 8) {
+    float a[8], b[8];
+    unpack8(load8(x + base + c), a);
+    unpack8(load8(y + base + c), b);
+#pragma unroll
+    for (int j = 0; j < 8; j++) sum += a[j] * b[j];
+  }
+  sum = block_sum(sum);
+  if (threadIdx.x == 0) out[blockIdx.x] = sum;
+}
+
+// Each row the sum of `each` rows, in order.
+extern "C" __global__ void sum_rows(const u16* x, const u32* places, u16* y, int cols, int each) {
+  const u32* from = places + (i64)blockIdx.x * each;
+  for (int c = threadIdx.x * 8; c < cols; c += blockDim.x * 8) {
+    float sum[8] = {};
+    for (int i = 0; i < each; i++) {
+      float a[8];
+      unpack8(load8(x + (i64)from[i] * cols + c), a);
+#pragma unroll
+      for (int j = 0; j < 8; j++) sum[j] += a[j];
+    }
+    store8(y + (i64)blockIdx.x * cols + c, pack8(sum));
+  }
+}
+
+// Column c of the answer is the sum of the sources starts[c]..starts[c + 1]: an input in the upper 4 bits, a column of it below.
+extern "C" __global__ void map_columns(const u16* x0, const u16* x1, const u16* x2, const u16* x3, int n0, int n1, int n2, int n3,
+                                       const u32* starts, const u32* sources, u16* y, int cols) {
+  i64 row = blockIdx.x;
+  for (int c = threadIdx.x; c < cols; c += blockDim.x) {
+    float sum = 0.f;
+    for (u32 i = starts[c]; i < starts[c + 1]; i++) {
+      u32 source = sources[i], column = source & 0x0fffffffu;
+      switch (source >> 28) {
+        case 0: sum += bf(x0[row * n0 + column]); break;
+        case 1: sum += bf(x1[row * n1 + column]); break;
+        case 2: sum += bf(x2[row * n2 + column]); break;
+        default: sum += bf(x3[row * n3 + column]);
+      }
+    }
+    y[row * cols + c] = to_bf(sum);
+  }
+}
+
+extern "C" __global__ void gate(const u16* x, const u16* g, u16* y, i64 n) {
+  for (i64 i = blockIdx.x * (i64)blockDim.x + threadIdx.x; i < n; i += (i64)gridDim.x * blockDim.x) {
+    float a[8], b[8];
+    unpack8(load8(x + 8 * i), a);
+    unpack8(load8(g + 8 * i), b);
+#pragma unroll
+    for (int j = 0; j < 8; j++) a[j] /= 1.f + __expf(-b[j]);
+    store8(y + 8 * i, pack8(a));
+  }
+}
+
+extern "C" __global__ void gate_backward(const u16* dy, const u16* x, const u16* g, u16* dx, u16* dg, i64 n) {
+  for (i64 i = blockIdx.x * (i64)blockDim.x + threadIdx.x; i < n; i += (i64)gridDim.x * blockDim.x) {
+    float d[8], a[8], b[8];
+    unpack8(load8(dy + 8 * i), d);
+    unpack8(load8(x + 8 * i), a);
+    unpack8(load8(g + 8 * i), b);
+#pragma unroll
+    for (int j = 0; j < 8; j++) {
+      float open = 1.f / (1.f + __expf(-b[j]));
+      b[j] = d[j] * a[j] * open * (1.f - open);
+      a[j] = d[j] * open;
+    }
+    store8(dx + 8 * i, pack8(a));
+    store8(dg + 8 * i, pack8(b));
+  }
+}

@@ -136,6 +136,13 @@ fn table(cuda: &Cuda) -> Result<()> {
     ] {
         attention(&table, heads, lengths)?;
     }
+    for (experts, rows, inputs, outputs) in [
+        (128, 1024, 2048, 1536),
+        (128, 1024, 768, 2048),
+        (64, 128, 2048, 1536),
+    ] {
+        experts_products(&table, experts, rows, inputs, outputs)?;
+    }
     serving(&table, 256, 1280)?;
     for (rows, inputs, outputs) in [
         (16_384, 1024, 4096),
@@ -326,6 +333,37 @@ fn attention(t: &Table<'_>, heads: Heads, lengths: Vec<usize>) -> Result<()> {
     t.flops("attention_backward", shape, 2.5 * flops, || {
         cuda.attention_backward(&dout, &qkv, &out, &lse, heads, &sequences, scale)
             .map(drop)
+    })
+}
+
+/// As many rows for each of `experts`; beside it one product of the same size.
+fn experts_products(
+    t: &Table<'_>,
+    experts: usize,
+    rows: usize,
+    inputs: usize,
+    outputs: usize,
+) -> Result<()> {
+    let cuda = t.cuda;
+    let total = experts * rows;
+    let offsets: Vec<usize> = (0..=experts).map(|e| e * rows).collect();
+    let (x, dy) = (random(cuda, total, inputs)?, random(cuda, total, outputs)?);
+    let w = random(cuda, experts * outputs, inputs)?;
+    let mut dw = cuda.float_zeros(experts * outputs, inputs)?;
+    let flops = 2.0 * (total * inputs * outputs) as f64;
+    let shape = || format!("{experts} x {rows} rows, [{inputs}] x [{outputs}]");
+    t.flops("grouped_nt", shape(), flops, || {
+        cuda.grouped_nt(&x, &w, &offsets).map(drop)
+    })?;
+    t.flops("grouped_nn", shape(), flops, || {
+        cuda.grouped_nn(&dy, &w, &offsets).map(drop)
+    })?;
+    t.flops("grouped_tn", shape(), flops, || {
+        cuda.accumulate_grouped_tn(&dy, &x, &offsets, &mut dw)
+    })?;
+    let one = random(cuda, outputs, inputs)?;
+    t.flops("matmul_nt, one matrix", shape(), flops, || {
+        cuda.matmul_nt(&x, &one).map(drop)
     })
 }
 

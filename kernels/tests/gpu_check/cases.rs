@@ -1,8 +1,8 @@
 //! What is computed, generically over the backend, so that both run the same lines.
 
 use slime_kernels::{
-    AdamW, Draw, Drawn, Heads, Norms, Ops, PagedSequence, Result, RopeStyle, RopeTable, Sequences,
-    Update,
+    AdamW, ColumnMap, Draw, Drawn, Heads, Norms, Ops, PagedSequence, Result, RopeStyle, RopeTable,
+    Sequences, Update,
 };
 
 /// How near two backends should come.
@@ -34,6 +34,16 @@ enum Body {
         rows: usize,
         inputs: usize,
         outputs: usize,
+    },
+    Experts {
+        inputs: usize,
+        outputs: usize,
+        rows: Vec<usize>,
+    },
+    ExpertRows {
+        rows: usize,
+        cols: usize,
+        each: usize,
     },
     Embedding {
         vocab: usize,
@@ -223,6 +233,64 @@ impl Body {
                     o.accumulate_tn(&dy, &x, &mut dw)?;
                 }
                 out.float("dw from zero", Kind::Float, &dw)
+            }
+            Self::Experts {
+                inputs,
+                outputs,
+                ref rows,
+            } => {
+                let mut offsets = vec![0];
+                offsets.extend(rows.iter().scan(0, |at, n| {
+                    *at += n;
+                    Some(*at)
+                }));
+                let (count, total) = (rows.len(), offsets[rows.len()]);
+                let (x, w, dy) = (
+                    tensor(o, 1, total, inputs)?,
+                    tensor(o, 2, count * outputs, inputs)?,
+                    tensor(o, 3, total, outputs)?,
+                );
+                out.tensor("y", &o.grouped_nt(&x, &w, &offsets)?)?;
+                out.tensor("dx", &o.grouped_nn(&dy, &w, &offsets)?)?;
+                let size = count * outputs * inputs;
+                let mut dw = o.float(count * outputs, inputs, &numbers(4, size))?;
+                o.accumulate_grouped_tn(&dy, &x, &offsets, &mut dw)?;
+                out.float("dw", Kind::Float, &dw)?;
+                o.zero(&mut dw)?;
+                for _ in 0..2 {
+                    o.accumulate_grouped_tn(&dy, &x, &offsets, &mut dw)?;
+                }
+                out.float("dw from zero", Kind::Float, &dw)
+            }
+            Self::ExpertRows { rows, cols, each } => {
+                let (x, y) = (tensor(o, 1, rows, cols)?, tensor(o, 2, rows, cols)?);
+                let p = o.float(rows, 1, &numbers(3, rows))?;
+                out.tensor("scaled", &o.scale_rows(&x, &p)?)?;
+                out.float("dots", Kind::Float, &o.row_dots(&x, &y)?)?;
+                let places: Vec<u32> = ids(4, 2 * rows * each, rows);
+                out.tensor("summed", &o.sum_rows(&x, &o.ids(&places)?, each)?)?;
+                out.tensor("gated", &o.gate(&x, &y)?)?;
+                let dy = tensor(o, 5, rows, cols)?;
+                let (dx, dgate) = o.gate_backward(&dy, &x, &y)?;
+                out.tensor("dx of gate", &dx)?;
+                out.tensor("dgate", &dgate)?;
+                // The first half twice, the second turned round and added to the other input's.
+                let sources = (0..cols).flat_map(|c| match c < cols / 2 {
+                    true => vec![c as u32],
+                    false => vec![(cols - 1 - c) as u32, (cols + c) as u32],
+                });
+                let counts = (0..cols).map(|c| 1 + u32::from(c >= cols / 2));
+                let mut starts = vec![0];
+                starts.extend(counts.scan(0, |at, n| {
+                    *at += n;
+                    Some(*at)
+                }));
+                let map = ColumnMap {
+                    starts,
+                    sources: sources.collect(),
+                    num_inputs: 2 * cols,
+                };
+                out.tensor("mapped", &o.map_columns(&[&x, &y], &map)?)
             }
             Self::Embedding {
                 vocab,
@@ -585,6 +653,27 @@ pub(crate) fn all() -> Vec<Case> {
                 outputs,
             },
         );
+    }
+    let experts: [(usize, usize, &[usize]); 6] = [
+        (64, 64, &[0, 0]),
+        (8, 16, &[1]),
+        (72, 40, &[3, 0, 65, 1, 0]),
+        (136, 264, &[129, 128, 0, 7, 300]),
+        (1024, 136, &[64, 63, 200, 1]),
+        (256, 512, &[1000, 24, 5, 515]),
+    ];
+    for (inputs, outputs, rows) in experts {
+        add(
+            "experts",
+            Body::Experts {
+                inputs,
+                outputs,
+                rows: rows.to_vec(),
+            },
+        );
+    }
+    for (rows, cols, each) in [(1, 8, 1), (7, 72, 2), (129, 1032, 8)] {
+        add("expert_rows", Body::ExpertRows { rows, cols, each });
     }
     for tokens in [0, 1, 7, 513] {
         add(
