@@ -85,6 +85,30 @@ pub struct ColumnMap {
     pub num_inputs: usize,
 }
 
+/// How a router's logits become experts and weights: softmax or sigmoid scores, of which the `top_k` largest (with a bias)
+/// are chosen, among the best `groups` (how many there are, how many are kept; a group is as good as its best two). A
+/// weight is `scale` times the score, over the sum of the chosen scores if `renormalise`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Route {
+    /// Experts there are.
+    pub experts: usize,
+    /// Experts of each row.
+    pub top_k: usize,
+    /// Else softmax.
+    pub is_sigmoid: bool,
+    /// Divide by the sum.
+    pub renormalise: bool,
+    /// Multiplied into the weights.
+    pub scale: f64,
+    /// `(count, kept)`.
+    pub groups: Option<(usize, usize)>,
+}
+
+impl Route {
+    /// No expert: the router chooses for this row.
+    pub const FREE: u32 = u32::MAX;
+}
+
 impl ColumnMap {
     /// Every output column copies one input column, or is 0.
     pub fn copies(num_inputs: usize, columns: impl IntoIterator<Item = Option<usize>>) -> Self {
@@ -465,6 +489,32 @@ pub trait Ops: Send + Sync + 'static {
     ) -> Result<Self::Tensor> {
         let _ = (x, w, parts);
         Err(no_kernel("heads_nt", LATENT))
+    }
+
+    /// Experts and weights of each row of `logits: [rows, experts]`, `[rows × top_k]`, best first. `bias: [1, experts]` is
+    /// added to the scores for choosing; where a row's `forced` choices are all there ([`Route::FREE`] is none) they are
+    /// taken. `None` leaves it to the caller's host.
+    fn route(
+        &self,
+        logits: &Self::Float,
+        bias: Option<&Self::Tensor>,
+        forced: Option<&[u32]>,
+        rule: &Route,
+    ) -> Result<Option<(Vec<u32>, Vec<f64>)>> {
+        let _ = (logits, bias, forced, rule);
+        Ok(None)
+    }
+    /// Gradient of the logits, `[rows, experts]`, from those of the weights that [`Self::route`] gave. `None` as there.
+    fn route_backward(
+        &self,
+        logits: &Self::Float,
+        rule: &Route,
+        experts: &[u32],
+        weights: &[f64],
+        dweights: &[f64],
+    ) -> Result<Option<Self::Tensor>> {
+        let _ = (logits, rule, experts, weights, dweights);
+        Ok(None)
     }
 
     // ---- embedding ----

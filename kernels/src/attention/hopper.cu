@@ -416,6 +416,7 @@ hopper_dkv(const __grid_constant__ TensorMap qkv, const __grid_constant__ Tensor
         pin(dv);
         pin(dk);
         pin(left);
+        __syncwarp();  // all lanes have read the statistics
         if (lane == 0) arrive(held);
       }
       pin(p);

@@ -20,6 +20,7 @@ mod optimizer;
 mod pieces;
 mod pool;
 mod profile;
+mod routing;
 mod sources;
 mod tables;
 

@@ -6,7 +6,7 @@ use super::sources::{self, BLOCK_TOKENS, SPLIT};
 use super::{Cuda, Float, Ids, KvCache, Tensor, attention};
 use crate::{
     AdamW, ColumnMap, Draw, Drawn, Error, Heads, Later, Norms, Ops, PagedSequence, Result,
-    RopeStyle, RopeTable, Sequences, TokenStats, Update,
+    RopeStyle, RopeTable, Route, Sequences, TokenStats, Update,
 };
 use half::bf16;
 use std::ops::Range;
@@ -514,6 +514,34 @@ impl Ops for Cuda {
         }
         let out = dw.to_add();
         self.product_added("accumulate_tn", (x, x.rows), (dy, dy.rows), shape, out)
+    }
+
+    fn route(
+        &self,
+        logits: &Float,
+        bias: Option<&Tensor>,
+        forced: Option<&[u32]>,
+        rule: &Route,
+    ) -> Result<Option<(Vec<u32>, Vec<f64>)>> {
+        if !Self::routes(rule) {
+            return Ok(None);
+        }
+        self.routed(logits, bias, forced, rule).map(Some)
+    }
+
+    fn route_backward(
+        &self,
+        logits: &Float,
+        rule: &Route,
+        experts: &[u32],
+        weights: &[f64],
+        dweights: &[f64],
+    ) -> Result<Option<Tensor>> {
+        if !Self::routes(rule) {
+            return Ok(None);
+        }
+        self.routed_gradient(logits, rule, experts, weights, dweights)
+            .map(Some)
     }
 
     fn embed(&self, table: &Tensor, ids: &Ids) -> Result<Tensor> {

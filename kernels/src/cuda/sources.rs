@@ -83,6 +83,12 @@ pub(super) fn hopper_attention(heads: Heads) -> Source {
     }
 }
 
+/// Each lane of a warp holds `PER` experts.
+pub(super) fn routing(experts: usize) -> Source {
+    let per = experts.div_ceil(32).next_power_of_two();
+    source!("routing/kernel", format!("PER={per}"))
+}
+
 pub(super) fn grouped_matmul() -> Source {
     Source {
         is_hopper: true,
@@ -115,6 +121,7 @@ pub(super) fn paged_attention(heads: Heads) -> Source {
 /// Every file for an architecture, in the specialisations of head widths 64 and 128: what the compile gate compiles.
 pub fn all(arch: &str) -> Vec<Source> {
     let mut sources = vec![rows(), embedding(), swiglu(), head(), draw(), adamw()];
+    sources.extend([8, 128, 256].map(routing));
     if arch == "sm_90a" {
         sources.push(grouped_matmul());
     }

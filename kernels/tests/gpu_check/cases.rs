@@ -1,8 +1,9 @@
 //! What is computed, generically over the backend, so that both run the same lines.
 
+use crate::router;
 use slime_kernels::{
     AdamW, ColumnMap, Draw, Drawn, Heads, Norms, Ops, PagedSequence, Result, RopeStyle, RopeTable,
-    Sequences, Update,
+    Route, Sequences, Update,
 };
 
 /// How near two backends should come.
@@ -44,6 +45,10 @@ enum Body {
         rows: usize,
         cols: usize,
         each: usize,
+    },
+    Routing {
+        rows: usize,
+        rule: Route,
     },
     Embedding {
         vocab: usize,
@@ -291,6 +296,43 @@ impl Body {
                     num_inputs: 2 * cols,
                 };
                 out.tensor("mapped", &o.map_columns(&[&x, &y], &map)?)
+            }
+            Self::Routing { rows, rule } => {
+                let k = rule.top_k;
+                let logits = o.float(rows, rule.experts, &numbers(1, rows * rule.experts))?;
+                let bias = tensor(o, 2, 1, rule.experts)?;
+                // Every third row replays what was recorded, with one choice missing in every ninth.
+                let mut forced: Vec<u32> = (0..rows * k)
+                    .map(|i| ((i % k) * 7 % rule.experts) as u32)
+                    .collect();
+                for (row, forced) in forced.chunks_exact_mut(k).enumerate() {
+                    if row % 3 != 0 || row % 9 == 0 {
+                        forced[k - 1] = Route::FREE;
+                    }
+                }
+                let dweights: Vec<f64> = numbers(3, rows * k).into_iter().map(f64::from).collect();
+                let host = o.read_float_f64(&logits)?;
+                let host_bias = o.read_f64(&bias)?;
+                for (bias, host_bias, forced) in [
+                    (None, None, None),
+                    (Some(&bias), Some(&host_bias[..]), None),
+                    (Some(&bias), Some(&host_bias[..]), Some(&forced[..])),
+                ] {
+                    let (experts, weights) = match o.route(&logits, bias, forced, &rule)? {
+                        Some(found) => found,
+                        None => router::route(&host, host_bias, forced, &rule),
+                    };
+                    let told = o.route_backward(&logits, &rule, &experts, &weights, &dweights)?;
+                    let dlogits = match told {
+                        Some(dlogits) => o.read_f64(&dlogits)?,
+                        None => router::backward(&host, &rule, &experts, &dweights),
+                    };
+                    let experts = experts.into_iter().map(f64::from).collect();
+                    out.put("experts", Kind::Exact, experts);
+                    out.put("weights", Kind::Float, weights);
+                    out.put("dlogits", Kind::Rounded, dlogits);
+                }
+                Ok(())
             }
             Self::Embedding {
                 vocab,
@@ -671,6 +713,30 @@ pub(crate) fn all() -> Vec<Case> {
                 rows: rows.to_vec(),
             },
         );
+    }
+    for (rows, experts, top_k, groups) in [
+        (0, 64, 2, None),
+        (1, 8, 1, None),
+        (33, 128, 8, None),
+        (19, 256, 8, Some((8, 4))),
+        (20, 64, 6, Some((4, 2))),
+    ] {
+        for (is_sigmoid, renormalise, scale) in [
+            (false, true, 1.0),
+            (true, true, 2.5),
+            (true, false, 1.0),
+            (false, false, 1.0),
+        ] {
+            let rule = Route {
+                experts,
+                top_k,
+                is_sigmoid,
+                renormalise,
+                scale,
+                groups,
+            };
+            add("route", Body::Routing { rows, rule });
+        }
     }
     for (rows, cols, each) in [(1, 8, 1), (7, 72, 2), (129, 1032, 8)] {
         add("expert_rows", Body::ExpertRows { rows, cols, each });

@@ -12,6 +12,7 @@ mod bench;
 mod cases;
 mod large;
 mod parity;
+mod router;
 
 use slime_kernels::cuda::Cuda;
 use std::process::ExitCode;

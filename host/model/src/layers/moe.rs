@@ -2,8 +2,8 @@
 //!
 //! Rows are sorted by expert, go through the experts' matrices in groups, and a token's results are added in the order
 //! in which its experts were chosen. The router's weight is multiplied into the activation, before the last product,
-//! so that adding up is a plain sum and nothing of the size of the result is kept. Choosing runs on the host
-//! ([`super::routing`]); which experts were chosen can be recorded and replayed ([`Routes`]). Where ranks share the
+//! so that adding up is a plain sum and nothing of the size of the result is kept. Choosing runs on the device where it can,
+//! else on the host ([`super::routing`]); which experts were chosen can be recorded and replayed ([`Routes`]). Where ranks share the
 //! experts, rows travel to them and back ([`super::dispatch`]).
 
 use super::dispatch::Sorted;
@@ -138,13 +138,17 @@ impl Moe {
         if !ops.computes() {
             return Ok(Chosen::evenly(routing, ops.shape(x).0));
         }
-        let logits = ops.read_float_f64(&logits)?;
-        let bias = match self.bias {
-            Some(bias) => Some(ops.read_f64(pass.weights.get(bias))?),
-            None => None,
-        };
+        let bias = self.bias.map(|bias| pass.weights.get(bias));
         let forced = pass.routes.of_layer(self.layer);
-        let chosen = Chosen::new(routing, &logits, bias.as_deref(), forced)?;
+        routing.check_forced(forced, ops.shape(x).0)?;
+        let chosen = match ops.route(&logits, bias, forced, &routing.route())? {
+            Some((experts, weights)) => Chosen { experts, weights },
+            None => {
+                let logits = ops.read_float_f64(&logits)?;
+                let bias = bias.map(|bias| ops.read_f64(bias)).transpose()?;
+                Chosen::new(routing, &logits, bias.as_deref(), forced)?
+            }
+        };
         pass.routes.record(self.layer, &chosen.experts);
         Ok(chosen)
     }
@@ -162,6 +166,14 @@ impl Moe {
         let rows = ops.shape(x).0;
         if !ops.computes() {
             return ops.tensor(rows, experts, &[]);
+        }
+        let Chosen {
+            experts: chose,
+            weights,
+        } = chosen;
+        let rule = self.routing.route();
+        if let Some(dlogits) = ops.route_backward(&logits, &rule, chose, weights, dweights)? {
+            return Ok(dlogits);
         }
         let logits = ops.read_float_f64(&logits)?;
         let dlogits = chosen.backward(&self.routing, &logits, dweights);

@@ -1,10 +1,11 @@
-//! Which experts a row goes to, and with what weights: numbers on the host, in f64, the same for every device.
+//! Which experts a row goes to, and with what weights: on the host and in f64, for devices that do not choose themselves
+//! ([`slime_kernels::Ops::route`]) and as what those are compared with.
 //!
 //! A device has to tell the host how many rows each expert gets anyway. Ties go to the expert that comes first.
 //! It knows no matrix. Read [`super::moe`] next.
 
 use crate::spec::{Routing, Score};
-use slime_kernels::{Error, Result};
+use slime_kernels::{Error, Result, Route};
 use std::cell::RefCell;
 
 /// Added to the sum that weights are divided by, as DeepSeek-V3 does.
@@ -50,7 +51,7 @@ pub enum Replay<'a> {
 
 impl Routes {
     /// No expert: the router chooses for this row.
-    pub const FREE: u32 = u32::MAX;
+    pub const FREE: u32 = Route::FREE;
 
     /// Those of `rows`, in that order.
     pub fn select(&self, rows: &[u32], num_rows: usize) -> Self {
@@ -108,10 +109,11 @@ impl Order {
 }
 
 impl Chosen {
-    /// From `logits: [rows, experts]`. `forced` are choices to be taken instead, `[rows × top_k]`.
+    /// From `logits: [rows, experts]`. `forced` are choices to be taken instead, `[rows × top_k]`, that
+    /// [`Routing::check_forced`] has let pass.
     ///
     /// # Errors
-    /// `forced` does not fit, or a logit is not a number.
+    /// A logit is not a number.
     pub(super) fn new(
         routing: &Routing,
         logits: &[f64],
@@ -120,31 +122,15 @@ impl Chosen {
     ) -> Result<Self> {
         let (n, k) = (routing.experts, routing.top_k);
         let rows = logits.len() / n;
-        let wrong = |detail| {
-            Err(Error::Shape {
-                op: "routing",
-                detail,
-            })
-        };
-        if let Some(forced) = forced {
-            if forced.len() != rows * k {
-                let have = forced.len();
-                return wrong(format!("{have} recorded choices for {rows} rows of {k}"));
-            }
-            if let Some(bad) = forced
-                .iter()
-                .find(|e| **e != Routes::FREE && **e as usize >= n)
-            {
-                return wrong(format!("expert {bad} was recorded, the model has {n}"));
-            }
-        }
         let mut chosen = Self {
             experts: Vec::with_capacity(rows * k),
             weights: Vec::with_capacity(rows * k),
         };
         for (row, logits) in logits.chunks_exact(n).enumerate() {
             if logits.iter().any(|z| z.is_nan()) {
-                return wrong(format!("a router's logit of row {row} is not a number"));
+                return Err(wrong(format!(
+                    "a router's logit of row {row} is not a number"
+                )));
             }
             let scores = routing.scores(logits);
             let replayed = forced.map(|f| &f[row * k..(row + 1) * k]);
@@ -204,7 +190,45 @@ impl Chosen {
     }
 }
 
+fn wrong(detail: String) -> Error {
+    Error::Shape {
+        op: "routing",
+        detail,
+    }
+}
+
 impl Routing {
+    /// In a device's terms.
+    pub(super) fn route(&self) -> Route {
+        Route {
+            experts: self.experts,
+            top_k: self.top_k,
+            is_sigmoid: self.score == Score::Sigmoid,
+            renormalise: self.renormalise,
+            scale: self.scale,
+            groups: self.groups.map(|groups| (groups.count, groups.kept)),
+        }
+    }
+
+    /// Are these choices to replay of `rows` rows of this model?
+    pub(super) fn check_forced(&self, forced: Option<&[u32]>, rows: usize) -> Result<()> {
+        let (n, k) = (self.experts, self.top_k);
+        let Some(forced) = forced else { return Ok(()) };
+        if forced.len() != rows * k {
+            let have = forced.len();
+            return Err(wrong(format!(
+                "{have} recorded choices for {rows} rows of {k}"
+            )));
+        }
+        let known = |e: &u32| *e == Routes::FREE || (*e as usize) < n;
+        match forced.iter().find(|e| !known(e)) {
+            None => Ok(()),
+            Some(bad) => Err(wrong(format!(
+                "expert {bad} was recorded, the model has {n}"
+            ))),
+        }
+    }
+
     fn scores(&self, logits: &[f64]) -> Vec<f64> {
         match self.score {
             Score::Sigmoid => logits.iter().map(|z| 1.0 / (1.0 + (-z).exp())).collect(),
@@ -364,8 +388,9 @@ mod tests {
         assert_eq!(chosen.experts, [4, 1]);
         let free = Chosen::new(&routing, &LOGITS, None, Some(&[Routes::FREE, 1])).unwrap();
         assert_eq!(free.experts, [2, 5]);
-        let error = Chosen::new(&routing, &LOGITS, None, Some(&[6, 1])).unwrap_err();
+        assert!(routing.check_forced(Some(&[4, Routes::FREE]), 1).is_ok());
+        let error = routing.check_forced(Some(&[6, 1]), 1).unwrap_err();
         assert!(error.to_string().contains("expert 6"), "{error}");
-        assert!(Chosen::new(&routing, &LOGITS, None, Some(&[1])).is_err());
+        assert!(routing.check_forced(Some(&[1]), 1).is_err());
     }
 }
