@@ -1,0 +1,2 @@
+def run(lab, job, report):
+    pass
