@@ -96,9 +96,11 @@ class Lab:
         return init
 
     def on(self, node, *line, env=None, **more):
-        """Start something beside a node's first process."""
-        inside = f'hostname node{node}; mount --bind {self.path("hosts")} /etc/hosts; exec "$@"'
-        command = ["nsenter", f"--net=/run/netns/{self.name(node)}", "unshare", "--uts", "--mount", "bash", "-c", inside, "on", *line]
+        """Start something on a node that is up, beside its first process; it ends with the node."""
+        init = self.inits[node].pid
+        with open(f"/proc/{init}/task/{init}/children", encoding="utf-8") as children:
+            first = children.read().split()[0]
+        command = ["nsenter", "--target", first, "--mount", "--uts", "--ipc", "--net", "--pid", *line]
         return subprocess.Popen(command, env={**os.environ, **(env or {})}, start_new_session=True, **more)
 
     def ask(self, node, *line, env=None):
