@@ -81,11 +81,13 @@ class Lab:
 
     def boot(self, node, *line, env=None, log=None):
         """Start a node whose first process is `line`; the process that stands for the node."""
-        shm, tmp = self.path(f"node{node}", "shm"), self.path(f"node{node}", "tmp")
-        for path in (shm, tmp):
-            os.makedirs(path, exist_ok=True)
+        tmp = self.path(f"node{node}", "tmp")
+        os.makedirs(tmp, exist_ok=True)
+        ready = self.path(f"node{node}", "ready")
+        if os.path.exists(ready):
+            os.remove(ready)
         inside = (f"hostname node{node}; mount -t tmpfs -o size=2g tmpfs /dev/shm; mkdir -p /tmp/ray; mount --bind {tmp} /tmp/ray; "
-                  f'mount --bind {self.path("hosts")} /etc/hosts; "$@" & wait $!')
+                  f'mount --bind {self.path("hosts")} /etc/hosts; touch {ready}; "$@" & wait $!')
         command = ["nsenter", f"--net=/run/netns/{self.name(node)}", "unshare", "--uts", "--ipc", "--mount", "--pid", "--fork",
                    "--kill-child", "--mount-proc", "bash", "-c", inside, "node", *line]
         # Appended to: a file that is emptied under a living writer would have holes.
@@ -93,6 +95,7 @@ class Lab:
             init = subprocess.Popen(command, env={**os.environ, **(env or {})}, stdout=out, stderr=out, stdin=subprocess.DEVNULL,
                                     start_new_session=True)
         self.inits[node] = init
+        until(f"node{node} is up", 20, lambda: os.path.exists(ready))
         return init
 
     def on(self, node, *line, env=None, **more):
