@@ -29,6 +29,7 @@ def main():
     parser.add_argument("binary", nargs="?", default=os.path.join(root, "target", "debug", "slime-host"))
     parser.add_argument("plugin", nargs="?", default=os.path.join(root, "plugins", "arith"))
     parser.add_argument("--only", choices=SCENES)
+    parser.add_argument("--keep", action="store_true", help="keep what the nodes wrote")
     args = parser.parse_args()
     binary, begin = os.path.abspath(args.binary), time.monotonic()
 
@@ -37,7 +38,7 @@ def main():
 
     failed, skipped = [], []
     try:
-        with Lab(5) as lab:
+        with Lab(5, args.keep) as lab:
             # Built here, once: nodes have no compiler.
             plugin = args.plugin
             if os.path.isdir(plugin):

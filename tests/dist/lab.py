@@ -19,6 +19,18 @@ def sh(*line, check=True, **more):
     return subprocess.run(line, check=check, capture_output=True, text=True, **more)
 
 
+def installs(what, *line, env=None):
+    """Whether an installer did its work; what it said last, where it did not."""
+    print(f"  installing {what} …", flush=True)
+    try:
+        done = sh(*line, check=False, env=env, timeout=400)
+    except subprocess.TimeoutExpired:
+        raise Skip(f"{what} cannot be installed: {line[0]} does not come to an end") from None
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["nothing was said"])[-1]
+        raise Skip(f"{what} cannot be installed: {last}")
+
+
 def possible():
     if os.geteuid() != 0:
         raise Skip("namespaces need root")
@@ -32,9 +44,9 @@ def possible():
 class Lab:
     """`num` nodes, node0 to node{num - 1}, at 10.77.0.10 and up, on a switch that leads nowhere else."""
 
-    def __init__(self, num):
+    def __init__(self, num, keep_all=False):
         possible()
-        self.num = num
+        self.num, self.keep_all = num, keep_all
         self.tag = f"sh{os.getpid() % 100000}"
         self.dir = tempfile.mkdtemp(prefix="slime-dist-")
         # Other users of a node, like munge, have to get through.
@@ -133,7 +145,7 @@ class Lab:
         for node in range(self.num):
             sh("ip", "netns", "del", self.name(node), check=False)
         sh("ip", "netns", "del", f"{self.tag}sw", check=False)
-        if error is None or isinstance(error, Skip):
+        if not self.keep_all and (error is None or isinstance(error, Skip)):
             shutil.rmtree(self.dir, ignore_errors=True)
         else:
             print(f"what the nodes wrote is in {self.dir}", file=sys.stderr)

@@ -9,7 +9,7 @@ import sys
 import time
 
 from job import STEPS, epochs, resumed_at, rows
-from lab import Skip, sh, until
+from lab import Skip, installs, sh, until
 
 VERSION = "2.60.0"
 # A node that says nothing is given up after three seconds, not after 16.
@@ -23,13 +23,13 @@ def install():
     cache = os.environ.get("XDG_CACHE_HOME", os.path.expanduser("~/.cache"))
     venv = os.environ.get("SLIME_RAY_VENV", os.path.join(cache, "slime-host", f"ray-{VERSION}"))
     if not os.path.exists(os.path.join(venv, "bin", "ray")):
-        print(f"  installing ray {VERSION} …", flush=True)
         shutil.rmtree(venv, ignore_errors=True)
         sh(sys.executable, "-m", "venv", venv)
-        done = sh(os.path.join(venv, "bin", "pip"), "install", "-q", f"ray=={VERSION}", check=False)
-        if done.returncode:
+        try:
+            installs(f"ray {VERSION}", os.path.join(venv, "bin", "pip"), "install", "-q", f"ray=={VERSION}")
+        except Skip:
             shutil.rmtree(venv, ignore_errors=True)
-            raise Skip(f"pip cannot install ray: {done.stderr.strip().splitlines()[-1:]}")
+            raise
     return os.path.join(venv, "bin")
 
 

@@ -6,7 +6,7 @@ import subprocess
 import time
 
 from job import STEPS, epochs, resumed_at, rows
-from lab import Skip, sh, until
+from lab import Skip, installs, until
 
 CONF = """ClusterName=lab
 SlurmctldHost=node0({head})
@@ -40,12 +40,9 @@ def install():
     if not all(shutil.which(tool) for tool in ("slurmctld", "slurmd", "munged", "sbatch")):
         if not shutil.which("apt-get"):
             raise Skip("Slurm is not installed, and there is no apt-get to install it with")
-        print("  installing slurm-wlm and munge …", flush=True)
-        sh("apt-get", "update", "-qq", check=False)
-        done = sh("apt-get", "install", "-y", "--no-install-recommends", "slurm-wlm", "slurm-wlm-basic-plugins", "munge", check=False,
-                  env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"})
-        if done.returncode:
-            raise Skip(f"apt-get cannot install Slurm: {done.stderr.strip().splitlines()[-1:]}")
+        env = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+        installs("the package lists", "apt-get", "update", "-qq", env=env)
+        installs("slurm-wlm and munge", "apt-get", "install", "-y", "--no-install-recommends", "slurm-wlm", "slurm-wlm-basic-plugins", "munge", env=env)
 
 
 def start(lab):

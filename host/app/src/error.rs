@@ -81,6 +81,17 @@ impl Failure {
         }
     }
 
+    /// Whether another process was at fault.
+    pub fn is_elsewhere(&self) -> bool {
+        matches!(
+            self,
+            Self::Run {
+                elsewhere: true,
+                ..
+            }
+        )
+    }
+
     /// The process's exit code.
     pub fn code(&self) -> u8 {
         match self {

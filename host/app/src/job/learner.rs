@@ -2,6 +2,7 @@
 
 use super::Learn;
 use super::ranks::Ranks;
+use super::team;
 use crate::error::{Failure, Result};
 use crate::wire::{Model, rollout_failed};
 use slime_core::{RolloutRecord, Step};
@@ -108,9 +109,7 @@ pub fn train_failed(error: slime_trainer::Error) -> Failure {
     let full = matches!(&error, slime_trainer::Error::Io { source, .. } if source.kind() == std::io::ErrorKind::StorageFull);
     let failure = match &error {
         slime_trainer::Error::Ranks(reason)
-        | slime_trainer::Error::Kernels(slime_kernels::Error::Comm(reason)) => {
-            Failure::elsewhere(reason.clone())
-        }
+        | slime_trainer::Error::Kernels(slime_kernels::Error::Comm(reason)) => team::lost(reason),
         _ => Failure::run(error.to_string()),
     };
     if full {

@@ -210,6 +210,8 @@ pub async fn run(job: &mut Job) -> Result<End> {
             save(job, &mut state)?;
             Ok(end)
         }
+        // Without the others there is nothing to save with, and a run that was taken over is not this process's to save.
+        Err(error) if error.is_elsewhere() => Err(error),
         Err(error) => Err(match save(job, &mut state) {
             Ok(()) if state.finished > 0 => error.and_help(&format!(
                 "{} steps are saved: continue with --resume",

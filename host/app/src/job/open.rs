@@ -37,10 +37,6 @@ use std::time::Duration;
 /// How long a publish waits for servers that are all gone: one may be starting again.
 const PATIENCE: Duration = Duration::from_secs(900);
 
-/// What to do after a rank was lost.
-const CONTINUE: &str =
-    "start the ranks again with --resume=take-over: the run continues from its last checkpoint";
-
 /// A run's directory and whether something is in it.
 #[derive(Clone, Debug)]
 pub struct Place {
@@ -158,7 +154,7 @@ async fn run_on<O: Ops>(
     let end = tokio::select! {
         end = super::run(&mut job) => end,
         // A rank may be lost, or the run taken over, while this process only samples.
-        failure = team::loss(held.processes.as_ref()) => Err(failure.help(CONTINUE)),
+        failure = team::loss(held.processes.as_ref()) => Err(failure),
         failure = taken_over(&held.fence) => Err(failure),
     };
     drop(bar);

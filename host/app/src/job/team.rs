@@ -69,8 +69,10 @@ pub fn begin(processes: &Processes, begin: &Begin, own: Vec<Step>) -> Result<Vec
     Ok(seen)
 }
 
-fn lost(error: slime_kernels::Error) -> Failure {
-    Failure::elsewhere(error.to_string())
+/// A rank is lost, or failed.
+pub fn lost(reason: impl std::fmt::Display) -> Failure {
+    Failure::elsewhere(reason.to_string())
+        .help("the run continues from its last checkpoint: start its ranks again with --resume")
 }
 
 /// Follow the controller until the run ends.
@@ -161,7 +163,7 @@ pub async fn loss(processes: Option<&Arc<Processes>>) -> Failure {
     };
     loop {
         if let Some(reason) = processes.ended() {
-            return Failure::elsewhere(reason);
+            return lost(reason);
         }
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
