@@ -22,6 +22,19 @@ from wit_world import exports
 from wit_world.imports import types
 
 
+def _load(*names):
+    """Import what the plugin's world has of these now: what is not imported while the component is built is not
+    there when it runs."""
+    for name in names:
+        try:
+            importlib.import_module(f"wit_world.imports.{name}")
+        except ImportError:
+            pass
+
+
+_load("code_exec", "log", "models", "trajectories", "trajectories_async", "verdicts")
+
+
 class PluginError(Exception):
     """A failure of this rollout only. `code` is one of the contract's, `detail` anything JSON can hold."""
 
@@ -152,7 +165,21 @@ class Trajectory:
 
     def fork(self):
         """A copy that shares the past. Return it to have it trained on."""
-        return Trajectory(self._handle.fork())
+        return type(self)(self._handle.fork())
+
+
+class AsyncTrajectory(Trajectory):
+    """The same for `generator_async`. Away while the policy writes on it."""
+
+    async def sample(self, max_tokens=0, stop=()):
+        """Let the policy write the next turn, while other rollouts of this instance go on."""
+        calls = importlib.import_module("wit_world.imports.trajectories_async")
+        handle, self._handle = self._handle, None
+        sampled = await calls.sample(handle, max_tokens, list(stop))
+        self._handle = sampled.trajectory
+        if isinstance(sampled.turn, Err):
+            raise sampled.turn
+        return Turn(sampled.turn.value)
 
 
 def _prompt(prompt):
@@ -181,14 +208,18 @@ def _guarded(function):
             return function(*arguments)
         except (Err, MemoryError):
             raise
-        except PluginError as error:
-            detail = None if error.detail is None else json.dumps(error.detail)
-            raise Err(types.Error(error.code, str(error), detail)) from None
         except Exception as error:
-            text = f"{type(error).__name__}: {error}"
-            raise Err(types.Error(types.ErrorCode.INTERNAL, text, None)) from None
+            raise _error(error) from None
 
     return call
+
+
+def _error(error):
+    if isinstance(error, PluginError):
+        detail = None if error.detail is None else json.dumps(error.detail)
+        return Err(types.Error(error.code, str(error), detail))
+    text = f"{type(error).__name__}: {error}"
+    return Err(types.Error(types.ErrorCode.INTERNAL, text, None))
 
 
 def _types(interface, member):
@@ -296,11 +327,29 @@ def generator(function):
     """`generate(start)` drives one rollout and returns the trajectory, or a list of them."""
 
     def generate(start):
-        done = function(Trajectory(start))
-        done = done if isinstance(done, (list, tuple)) else [done]
-        return [trajectory._handle for trajectory in done]
+        return _handles(function(Trajectory(start)))
 
     return _export(function, "Generation", describe=_about, generate=_guarded(generate))
+
+
+def generator_async(function):
+    """`async generate(start)`, in a world of its own: one interpreter drives up to 64 rollouts, and what they share
+    (globals, random numbers, an endless loop) they share."""
+
+    async def generate(start):
+        try:
+            return _handles(await function(AsyncTrajectory(start)))
+        except (Err, MemoryError):
+            raise
+        except Exception as error:
+            raise _error(error) from None
+
+    return _export(function, "GenerationAsync", describe=_about, generate=generate)
+
+
+def _handles(done):
+    done = done if isinstance(done, (list, tuple)) else [done]
+    return [trajectory._handle for trajectory in done]
 
 
 def source(num_rows=None):

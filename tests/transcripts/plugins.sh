@@ -44,8 +44,10 @@ section JavaScript mine-js js '`npm install --global componentize-qjs@0.4.5`' pl
 section Python mine-python python '`pip install componentize-py==0.25.1`' plugin.py
 
 printf '\n## Other worlds\n\n```console\n'
-for world in generator filter shaper group-verifier source tool; do
+for world in generator generator-async filter shaper group-verifier source tool; do
   step slime-host plugin new "a-$world" --world "$world"
   step slime-host plugin test "a-$world"
 done
+step slime-host plugin new a-python-generator-async --lang python --world generator-async
+step slime-host plugin test a-python-generator-async
 echo '```'

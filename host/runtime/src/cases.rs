@@ -87,7 +87,8 @@ impl Plugin {
                 })?;
             let differs = |(key, wanted): (String, Value)| {
                 let got = found.get(&key).cloned().unwrap_or_default();
-                (!equal(&got, &wanted)).then_some((key, wanted, got))
+                let is_same = equal(&got, &wanted);
+                (!is_same).then(|| (key, wanted, explained(got, &found)))
             };
             cases.push(Case {
                 line: index + 1,
@@ -217,6 +218,17 @@ enum Unanswered {
 impl From<RuntimeError> for Unanswered {
     fn from(error: RuntimeError) -> Self {
         Self::Refused(error)
+    }
+}
+
+/// The name of a failure, with what it says of itself.
+fn explained(got: Value, found: &Value) -> Value {
+    let is_kind = got == found["failure"] || got == found["outcome"];
+    match (&got, found["detail"].as_str()) {
+        (Value::String(kind), Some(detail)) if is_kind && !detail.is_empty() => {
+            format!("{kind}: {detail}").into()
+        }
+        _ => got,
     }
 }
 

@@ -5,8 +5,10 @@
 //! training and in evaluation, and never the end of the rollout.
 
 use slime_sdk_capabilities::tools;
+#[cfg(feature = "component")]
+use slime_sdk_generator::export;
 use slime_sdk_generator::{
-    Error, ErrorCode, FinishReason, Generator, Message, Sampling, Trajectory, export,
+    Error, ErrorCode, FinishReason, Generator, Message, Sampling, Trajectory,
 };
 
 const MAX_TURNS: usize = 16;
@@ -20,15 +22,29 @@ pub struct ToolCalls;
 
 impl Generator for ToolCalls {
     fn generate(start: Trajectory) -> Result<Vec<Trajectory>, Error> {
-        run(&start, |name, arguments| {
-            tools::call(name, arguments).map_err(|error| Error::new(error.code, error.message))
-        })?;
+        run(&start, calls, call_tool)?;
         Ok(vec![start])
     }
 }
 
-fn run(
+/// A call in a turn: the tool's name and its arguments as a JSON object, or what is wrong with it.
+pub type Call = Result<(String, String), String>;
+
+/// Call one of the run's tools.
+///
+/// # Errors
+/// As [`tools::call`].
+pub fn call_tool(name: &str, arguments: &str) -> Result<String, Error> {
+    tools::call(name, arguments).map_err(|error| Error::new(error.code, error.message))
+}
+
+/// Let the policy write turns and answer the calls that `read` finds in them, until there are none.
+///
+/// # Errors
+/// The host gave up on the rollout.
+pub fn run(
     trajectory: &Trajectory,
+    read: impl Fn(&str) -> Vec<Call>,
     call: impl Fn(&str, &str) -> Result<String, Error>,
 ) -> Result<(), Error> {
     for _ in 0..MAX_TURNS {
@@ -37,7 +53,7 @@ fn run(
             Err(error) if error.code == ErrorCode::LimitExceeded => return Ok(()),
             other => other?,
         };
-        let calls = calls(&turn.text);
+        let calls = read(&turn.text);
         if calls.is_empty() || turn.finish_reason != FinishReason::Stop {
             return Ok(());
         }
@@ -67,8 +83,8 @@ fn clip(answer: &str) -> &str {
     &answer[..end]
 }
 
-/// Every call in a turn: name and arguments, or what is wrong with it.
-fn calls(text: &str) -> Vec<Result<(String, String), String>> {
+/// Every call in a turn.
+fn calls(text: &str) -> Vec<Call> {
     let mut calls = Vec::new();
     let mut rest = text;
     while let Some(at) = rest.find(OPEN) {
@@ -83,7 +99,7 @@ fn calls(text: &str) -> Vec<Result<(String, String), String>> {
     calls
 }
 
-fn parse(json: &str) -> Result<(String, String), String> {
+fn parse(json: &str) -> Call {
     let call: serde_json::Value = serde_json::from_str(json.trim())
         .map_err(|error| format!("the call is no JSON: {error}"))?;
     let name = call["name"]
@@ -97,6 +113,7 @@ fn parse(json: &str) -> Result<(String, String), String> {
     }
 }
 
+#[cfg(feature = "component")]
 export!(ToolCalls);
 
 #[cfg(test)]
@@ -120,7 +137,7 @@ mod tests {
                 "never asked for",
             ],
         );
-        run(&start, add).unwrap();
+        run(&start, calls, add).unwrap();
         assert!(
             start.response().ends_with("sum of {\"a\":2}It is 5."),
             "{}",
@@ -153,7 +170,7 @@ mod tests {
             ),
         ] {
             let start = Trajectory::scripted("q", [call, "done"]);
-            run(&start, add).unwrap();
+            run(&start, calls, add).unwrap();
             let text = start.response();
             assert!(text.contains(answer) && text.ends_with("done"), "{text}");
         }
@@ -165,7 +182,7 @@ mod tests {
             format!("<tool_call>{{\"name\":\"add\",\"arguments\":{{\"n\":{n}}}}}</tool_call>")
         };
         let start = Trajectory::scripted("q", [format!("{}{}", one(1), one(2)), "done".into()]);
-        run(&start, add).unwrap();
+        run(&start, calls, add).unwrap();
         assert!(
             start
                 .response()

@@ -8,7 +8,7 @@ use wit_bindgen_core::Files;
 
 const CURE: &str = "pip install ziglang==0.17.1";
 const HEADER: &str = include_str!("../../../../sdk/c/slime_plugin.h");
-const VERIFIER: &str = include_str!("../../../../sdk/c/slime_verifier.c");
+pub(super) const VERIFIER: &str = include_str!("../../../../sdk/c/slime_verifier.c");
 
 pub(super) fn build(job: &Job<'_>) -> Result<(), RuntimeError> {
     let zig = tool::find(job, &["zig", "python-zig"], CURE)?;

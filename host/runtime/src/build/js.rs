@@ -5,7 +5,7 @@ use crate::RuntimeError;
 use std::ffi::OsString;
 
 const CURE: &str = "npm install --global componentize-qjs@0.4.5";
-const SDK: &str = include_str!("../../../../sdk/js/slime-plugin.js");
+pub(super) const SDK: &str = include_str!("../../../../sdk/js/slime-plugin.js");
 
 pub(super) fn build(job: &Job<'_>) -> Result<(), RuntimeError> {
     let componentize = tool::find(job, &["componentize-qjs"], CURE)?;

@@ -7,11 +7,12 @@ use std::path::{Path, PathBuf};
 pub(super) const FILE: &str = "plugin.toml";
 
 /// Worlds that a component may export, by name.
-const WORLDS: [&str; 8] = [
+const WORLDS: [&str; 9] = [
     "verifier",
     "group-verifier",
     "judge",
     "generator",
+    "generator-async",
     "tool",
     "source",
     "filter",

@@ -100,7 +100,7 @@ impl Job<'_> {
     }
 }
 
-/// A digest of everything that shapes the component: the folder's own files, the contract and this version.
+/// A digest of everything that shapes the component: the folder's own files, the SDK, the contract and this version.
 fn stamp(folder: &Path, manifest: &Manifest) -> Result<String, RuntimeError> {
     let mut files = Vec::new();
     collect(folder, &mut files).map_err(|source| RuntimeError::Read {
@@ -109,8 +109,13 @@ fn stamp(folder: &Path, manifest: &Manifest) -> Result<String, RuntimeError> {
     })?;
     files.sort();
     let mut text = format!("{} {manifest:?}\n", env!("CARGO_PKG_VERSION"));
-    for (_, contract) in wit::FILES {
-        text.push_str(&cache::digest(contract.as_bytes()));
+    let sdk = match manifest.language {
+        Language::Python => python::SDK,
+        Language::JavaScript => js::SDK,
+        Language::C => c::VERIFIER,
+    };
+    for part in wit::FILES.iter().map(|(_, text)| *text).chain([sdk]) {
+        text.push_str(&cache::digest(part.as_bytes()));
     }
     for file in files {
         let bytes = std::fs::read(&file).map_err(|source| RuntimeError::Read {

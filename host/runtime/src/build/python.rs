@@ -4,7 +4,7 @@ use super::{Job, tool, wit};
 use crate::RuntimeError;
 
 const CURE: &str = "pip install componentize-py==0.25.1";
-const SDK: &str = include_str!("../../../../sdk/python/slime_plugin.py");
+pub(super) const SDK: &str = include_str!("../../../../sdk/python/slime_plugin.py");
 
 pub(super) fn build(job: &Job<'_>) -> Result<(), RuntimeError> {
     let componentize = tool::find(job, &["componentize-py"], CURE)?;

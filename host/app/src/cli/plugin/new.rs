@@ -34,6 +34,8 @@ pub enum World {
     Judge,
     /// Drives a rollout
     Generator,
+    /// Drives up to 64 rollouts in one instance
+    GeneratorAsync,
     /// Runs tools for the policy
     Tool,
     /// Makes prompts up
@@ -51,6 +53,7 @@ impl World {
             Self::GroupVerifier => "group-verifier",
             Self::Judge => "judge",
             Self::Generator => "generator",
+            Self::GeneratorAsync => "generator-async",
             Self::Tool => "tool",
             Self::Source => "source",
             Self::Filter => "filter",
@@ -74,12 +77,12 @@ fn source(lang: Lang, world: World) -> Option<&'static str> {
     match lang {
         Lang::Rust => {
             templates!(world, ".rs.txt"; Verifier => "verifier", GroupVerifier => "group-verifier",
-            Judge => "judge", Generator => "generator", Tool => "tool", Source => "source", Filter => "filter",
+            Judge => "judge", Generator => "generator", GeneratorAsync => "generator-async", Tool => "tool", Source => "source", Filter => "filter",
             Shaper => "shaper")
         }
         Lang::Python => {
             templates!(world, ".py.txt"; Verifier => "verifier", GroupVerifier => "group-verifier",
-            Judge => "judge", Generator => "generator", Tool => "tool", Source => "source", Filter => "filter",
+            Judge => "judge", Generator => "generator", GeneratorAsync => "generator-async", Tool => "tool", Source => "source", Filter => "filter",
             Shaper => "shaper")
         }
         Lang::Js => {
@@ -92,7 +95,8 @@ fn source(lang: Lang, world: World) -> Option<&'static str> {
 
 fn cases(world: World) -> &'static str {
     templates!(world, ".jsonl"; Verifier => "verifier", GroupVerifier => "group-verifier", Judge => "judge",
-        Generator => "generator", Tool => "tool", Source => "source", Filter => "filter", Shaper => "shaper")
+        Generator => "generator", GeneratorAsync => "generator", Tool => "tool", Source => "source",
+        Filter => "filter", Shaper => "shaper")
     .unwrap_or_default()
 }
 
@@ -153,6 +157,7 @@ fn sdk_files(world: World) -> Vec<(&'static str, &'static str)> {
         World::GroupVerifier => sdk_crate!("group-verifier"),
         World::Judge => sdk_crate!("judge"),
         World::Generator => sdk_crate!("generator"),
+        World::GeneratorAsync => sdk_crate!("generator-async"),
         World::Tool => sdk_crate!("tool"),
         World::Source => sdk_crate!("source"),
         World::Filter => sdk_crate!("filter"),
@@ -280,11 +285,15 @@ fn vendored(world: World) -> Vec<(PathBuf, String)> {
         "[package]\nname = \"slime-sdk-types\"\nversion = \"{version}\"\nedition = \"2024\"\n"
     );
     let mut sdk = types.replace("slime-sdk-types", &format!("slime-sdk-{}", world.name()));
+    let more = match world {
+        World::GeneratorAsync => ", \"async\", \"std\"",
+        _ => "",
+    };
     let _ = write!(
         sdk,
         "\n[dependencies]\nslime-sdk-types = {{ path = \"../types\" }}\n\n\
          [target.'cfg(target_family = \"wasm\")'.dependencies]\n\
-         wit-bindgen = {{ version = \"0.61.1\", default-features = false, features = [\"macros\", \"realloc\"] }}\n"
+         wit-bindgen = {{ version = \"0.61.1\", default-features = false, features = [\"macros\", \"realloc\"{more}] }}\n"
     );
     types.push('\n');
     files.push(("slime/sdk/types/Cargo.toml".into(), types));
