@@ -5,7 +5,7 @@ import os
 import re
 import subprocess
 
-STEPS = 14
+STEPS = 18
 SAME = ["rollout/step", "train/lr", "train/loss", "train/grad_norm", "rollout/reward"]
 RECIPE = f"""seed = 5
 [rollout]

@@ -9,6 +9,7 @@ import sys
 import time
 
 from job import STEPS, epochs, resumed_at, rows
+from on_slurm import engine_of, environ, healed
 from lab import Skip, installs, sh, until
 
 VERSION = "2.60.0"
@@ -50,7 +51,6 @@ def start(lab, ray):
 
 def pids(job, run_dir):
     """Ranks of the run, by rank."""
-    from on_slurm import environ
     found = subprocess.run(["pgrep", "-f", f"^{job.binary} run .*{run_dir}"], capture_output=True, text=True, check=False).stdout.split()
     return {environ(pid).get("RANK"): int(pid) for pid in found}
 
@@ -92,6 +92,11 @@ def run(lab, job, report):
     begin = time.monotonic()
     lab.unplug(victim)
     recovered(out, run_dir, logs, 1, begin, f"node unplugged (node{victim}, the controller's)", 15, report)
+
+    until("three steps more", 60, lambda: len(rows(run_dir)) >= 11)
+    begin = time.monotonic()
+    os.kill(engine_of(job), 9)
+    healed(out, f"{logs}/attempt-3/rank_0.log", run_dir, "an engine is lost", begin, report)
     until("the run has ended", 120, lambda: "ended with 0" in open(out, encoding="utf-8").read())
     job.compare(run_dir)
     report(f"all {STEPS} steps equal the undisturbed run's, to the last digit; {epochs(run_dir)} epochs, {len(glob.glob(logs + '/engine-*'))} engine")

@@ -118,6 +118,12 @@ def run(lab, job, report):
     begin = time.monotonic()
     lab.unplug(2)
     recovered(job, run_dir, logs, 1, begin, "node unplugged", 20, report)
+
+    # An engine dies where it is; rollouts it had finished are in the Data Buffer.
+    until("three steps more", 60, lambda: len(rows(run_dir)) >= 11)
+    begin = time.monotonic()
+    os.kill(engine_of(job), 9)
+    healed(out, f"{logs}/attempt-3/rank_0.log", run_dir, "engine node4 is lost", begin, report)
     until("the job has ended", 120, lambda: "ended with 0" in open(out, encoding="utf-8").read())
     with open(out, encoding="utf-8") as text:
         placed = [line for line in text if "trainers node" in line]
@@ -125,6 +131,36 @@ def run(lab, job, report):
     assert "trainers node1 node3, engines node4" in placed[-1], placed
     job.compare(run_dir)
     report(f"all {STEPS} steps equal the undisturbed run's, to the last digit; {epochs(run_dir)} epochs")
+    stops(lab, job, script, env, report)
+
+
+def stops(lab, job, script, env, report):
+    """Slurm asks a job to end: every process of it hears that, some twice, and the run is saved."""
+    run_dir, out = lab.path("stopped"), lab.path("slurm", "stopped.out")
+    env = {**env, "LOGS": lab.path("stopped-logs"), "TRAINERS": "1", "RANKS": "2"}
+    number = lab.ask(0, "sbatch", "--parsable", "-N2", "--exclude=node2", "-o", out, script, *job.arguments(run_dir, "--set", "run.num_rollout=500"), env=env).strip()
+    until("three steps", 60, lambda: len(rows(run_dir)) >= 3)
+    begin = time.monotonic()
+    lab.ask(0, "scancel", "--batch", "--signal=TERM", number, env=env)
+    until("the job has saved and ended", 30, lambda: "ended with 130" in open(out, encoding="utf-8").read())
+    done = len(rows(run_dir))
+    assert os.path.isfile(os.path.join(run_dir, "checkpoints", f"step_{done}", "index.json")), f"step {done} is not saved"
+    report(f"asked to end by Slurm: saved after step {done} and ended in {time.monotonic() - begin:.1f} s")
+
+
+def engine_of(job):
+    """The engine's process: the only one that serves this lab's model."""
+    found = subprocess.run(["pgrep", "-f", f"^{job.binary} serve --model {job.model}"], capture_output=True, text=True, check=False).stdout.split()
+    assert len(found) == 1, found
+    return int(found[0])
+
+
+def healed(out, log, run_dir, words, begin, report):
+    """Wait until the run goes on with another engine."""
+    seen, _ = until("the loss of the engine is seen", 60, lambda: words in open(out, encoding="utf-8").read())
+    _, step = until("the next attempt continues", 60, lambda: resumed_at(log))
+    trained, _ = until("the next attempt trains", 60, lambda: any(int(row["rollout/step"]) >= step for row in rows(run_dir)))
+    report(f"engine killed: detected {seen - begin:.1f} s, first step {trained - begin:.1f} s after; went on at step {step}")
 
 
 def environ(pid):

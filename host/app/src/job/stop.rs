@@ -1,12 +1,17 @@
 //! Ctrl-C: once asks the run to finish and save, twice kills it. SIGTERM asks too.
 
 use crate::telemetry::Console;
+use std::time::Duration;
 use tokio::sync::watch;
 
 /// What a run says when it is asked to stop.
 pub const SAVING: &str = "stopping: this step is finished or given up, then everything is saved";
 /// What shorter work says.
 pub const ENDING: &str = "stopping: what is done so far is kept";
+
+/// Schedulers signal every process they find, and whoever started a process hands on what it was told: within this time, two
+/// requests are one.
+pub const SAME: Duration = Duration::from_secs(1);
 
 /// Whether the person wants to stop. Cheap to clone.
 #[derive(Clone)]
@@ -21,6 +26,7 @@ impl Stop {
             console.line(&format!(" {notice}. Ctrl-C again kills."));
             // Nobody listens any more once the run has ended.
             let _ = sender.send(true);
+            tokio::time::sleep(SAME).await;
             signal().await;
             console.line(" killed; what was saved before is safe: continue with --resume");
             std::process::exit(130);
@@ -32,6 +38,7 @@ impl Stop {
     pub fn ignore() -> tokio::task::JoinHandle<()> {
         tokio::spawn(async {
             signal().await;
+            tokio::time::sleep(SAME).await;
             signal().await;
             std::process::exit(130);
         })

@@ -7,6 +7,7 @@
 use super::node::Node;
 use super::output::{self, Log, Tail};
 use crate::error::{Failure, Result, at_path};
+use crate::job::stop::SAME;
 use crate::telemetry::Console;
 use rustix::process::{Pid, Signal, getppid, kill_process_group, set_parent_process_death_signal};
 use std::ffi::OsString;
@@ -102,7 +103,8 @@ impl Agent {
                 }
             }
         }
-        let (mut left, mut code, mut asked) = (ranks.len(), None, 0);
+        let (mut left, mut code) = (ranks.len(), None);
+        let mut asked: Option<tokio::time::Instant> = None;
         let mut deadline: Option<tokio::time::Instant> = None;
         while left > 0 {
             let over = async {
@@ -133,10 +135,14 @@ impl Agent {
                 }
                 Some(Event::Asked(signal)) => {
                     let stops = [Signal::TERM, Signal::INT, Signal::HUP].contains(&signal);
-                    asked += usize::from(stops);
-                    kill(&ranks, if asked > 1 { Signal::KILL } else { signal });
+                    let again = stops && asked.is_some_and(|first| first.elapsed() > SAME);
+                    if !stops || asked.is_none() || again {
+                        kill(&ranks, if again { Signal::KILL } else { signal });
+                    }
                     if stops {
-                        deadline.get_or_insert(tokio::time::Instant::now() + self.grace);
+                        let now = tokio::time::Instant::now();
+                        asked.get_or_insert(now);
+                        deadline.get_or_insert(now + self.grace);
                     }
                 }
                 None => break,
