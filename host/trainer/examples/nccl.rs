@@ -2,8 +2,9 @@
 //!
 //! ```text
 //! cargo build --release -p slime-trainer --example nccl
-//! target/release/examples/nccl                 parity of dp2, tp2, tp2 with sp, pp2 on GPUs 0 and 1, then speed
-//! target/release/examples/nccl --speed 1.7B    speed of another of Qwen3's shapes
+//! target/release/examples/nccl                 parity of dp2, tp2, tp2 with sp, pp2, cp2 and, with experts, ep2 on GPUs 0
+//!                                              and 1, then speed
+//! target/release/examples/nccl --speed 1.7B --micros 8      speed of another of Qwen3's shapes, 8 micro-batches a GPU
 //! target/release/examples/nccl --quick         parity only
 //! target/release/examples/nccl --quick --one-gpu threads     both ranks on GPU 0, numbers meeting on the host
 //! NCCL_MULTI_RANK_GPU_ENABLE=1 target/release/examples/nccl --quick --one-gpu nccl      the same through NCCL 2.30 or later
@@ -33,6 +34,19 @@ type Failure = Box<dyn Error>;
 
 /// hidden, feed-forward, layers, query heads, vocabulary, tied.
 fn spec(name: &str) -> Result<Arc<ModelSpec>, Failure> {
+    if name == "small-moe" {
+        let config = json!({
+            "model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], "hidden_act": "silu", "attention_bias": false,
+            "vocab_size": 4104, "hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 4,
+            "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 128, "max_position_embeddings": 40_960,
+            "rms_norm_eps": 1e-6, "rope_theta": 1e6, "tie_word_embeddings": false, "moe_intermediate_size": 256,
+            "num_experts": 16, "num_experts_per_tok": 4, "norm_topk_prob": true, "decoder_sparse_step": 1, "mlp_only_layers": [],
+        });
+        return Ok(Arc::new(from_config(&HfConfig::new(
+            "config.json",
+            config,
+        )?)?));
+    }
     let (hidden, ffn, layers, heads, vocab, tied) = match name {
         "small" => (512, 1536, 4, 8, 4104, false),
         "0.6B" => (1024, 3072, 28, 16, 151_936, true),
@@ -100,6 +114,22 @@ fn config(tokens: usize) -> TrainConfig {
         entropy_coef: 0.01,
         max_tokens_per_gpu: tokens,
         ..TrainConfig::default()
+    }
+}
+
+/// What else has to hold, of the models that can be laid out so.
+fn more_layouts(name: &str) -> Vec<ParallelConfig> {
+    let none = ParallelConfig::default();
+    match name {
+        "small-moe" => vec![ParallelConfig {
+            data_parallel_size: 2,
+            expert_model_parallel_size: 2,
+            ..none
+        }],
+        _ => vec![ParallelConfig {
+            context_parallel_size: 2,
+            ..none
+        }],
     }
 }
 
@@ -189,8 +219,8 @@ fn distance(a: &[f64], b: &[f64]) -> f64 {
 
 /// One GRPO step of every layout against one GPU. The bounds are those of bf16 between layouts: 8e-3 for what a forward
 /// gives, 1.5e-2 for gradients.
-fn parity(place: Where) -> Result<bool, Failure> {
-    let spec = spec("small")?;
+fn parity(name: &str, place: Where) -> Result<bool, Failure> {
+    let spec = spec(name)?;
     let (config, records) = (config(2048), records(16, 64, 192, spec.vocab));
     let mut trainer = one(&spec, &config)?;
     let want: TrainMetrics = trainer.train(&records)?.swap_remove(0);
@@ -201,7 +231,7 @@ fn parity(place: Where) -> Result<bool, Failure> {
     }
     drop(trainer);
     let mut all_hold = true;
-    for parallel in layouts() {
+    for parallel in layouts().into_iter().chain(more_layouts(name)) {
         let mut trainer = ranks(&spec, &parallel, &config, place)?;
         let got = trainer.train(&records)?.swap_remove(0);
         let mut worst = (0.0, String::new());
@@ -222,7 +252,7 @@ fn parity(place: Where) -> Result<bool, Failure> {
         println!(
             "{}",
             json!({
-                "layout": parallel.short(), "holds": holds, "loss": [got.loss, want.loss],
+                "model": name, "layout": parallel.short(), "holds": holds, "loss": [got.loss, want.loss],
                 "entropy": [got.entropy, want.entropy], "grad_norm": [norms.0, norms.1],
                 "worst_gradient": worst.1, "worst_gradient_gap": worst.0,
             })
@@ -231,12 +261,12 @@ fn parity(place: Where) -> Result<bool, Failure> {
     Ok(all_hold)
 }
 
-/// Tokens a second of a train step: one GPU, and two of them in each layout with twice the sequences.
-fn speed(name: &str) -> Result<(), Failure> {
+/// Tokens a second of a train step of `micros` micro-batches a GPU: one GPU, and two of them in each layout.
+fn speed(name: &str, micros: usize) -> Result<(), Failure> {
     let spec = spec(name)?;
     let length = 4096;
-    let each = if name == "0.6B" { 4 } else { 2 };
-    let config = config(each * length);
+    let micro = if name == "0.6B" { 4 } else { 2 };
+    let (each, config) = (micro * micros, config(micro * length));
     let timed = |label: &str,
                  count: usize,
                  train: &mut dyn FnMut(&[RolloutRecord]) -> Result<(), Failure>| {
@@ -281,10 +311,11 @@ fn run() -> Result<bool, Failure> {
     if place != Where::Threads {
         println!("{}", json!({"nccl": nccl::version()?}));
     }
-    let holds = parity(place)?;
+    let holds = parity("small", place)? & parity("small-moe", place)?;
     if !words.iter().any(|w| w == "--quick") {
         let named = value("--speed");
-        speed(named.map_or("0.6B", String::as_str))?;
+        let micros = value("--micros").map_or(Ok(1), |n| n.parse())?;
+        speed(named.map_or("0.6B", String::as_str), micros)?;
     }
     Ok(holds)
 }

@@ -10,6 +10,8 @@ use cudarc::driver::{
     CudaContext, CudaEvent, CudaFunction, CudaStream, DeviceRepr, LaunchConfig, PinnedHostSlice,
     PushKernelArg, result,
 };
+use half::bf16;
+use rayon::prelude::*;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
@@ -218,6 +220,38 @@ impl Device {
         Ok(data)
     }
 
+    /// `len` bf16 as f32: widened on all cores while the next ones are on their way.
+    pub(super) fn download_halves(&self, block: &Block, len: usize) -> Result<Vec<f32>> {
+        const CHUNK: usize = 8 << 20;
+        // A block is longer than its numbers, so that half a word more may be read.
+        let fetch = |at: usize| {
+            let words = CHUNK.min(len - at).div_ceil(2);
+            self.fetch(block.ptr + 2 * at as u64, words)
+        };
+        let mut values = vec![0.0; len];
+        let mut coming = (len > 0).then(|| fetch(0)).transpose()?;
+        for at in (0..len).step_by(CHUNK) {
+            let here = coming.take();
+            if at + CHUNK < len {
+                coming = Some(fetch(at + CHUNK)?);
+            }
+            let Some(here) = here else { break };
+            let end = len.min(at + CHUNK);
+            self.once_arrived(here, |words| {
+                let halves: &[u16] = bytemuck::cast_slice(words);
+                let parts = values[at..end].par_chunks_mut(1 << 16);
+                parts
+                    .zip(halves.par_chunks(1 << 16))
+                    .for_each(|(to, from)| {
+                        for (to, half) in to.iter_mut().zip(from) {
+                            *to = bf16::from_bits(*half).to_f32();
+                        }
+                    });
+            })?;
+        }
+        Ok(values)
+    }
+
     /// Queue a copy to the host, which is there when [`Self::arrived`] returns; what is queued later does not delay it.
     pub(super) fn fetch(&self, from: u64, len: usize) -> Result<Pinned> {
         self.bind()?;
@@ -239,9 +273,13 @@ impl Device {
     }
 
     pub(super) fn arrived(&self, pinned: Pinned) -> Result<Vec<f32>> {
+        self.once_arrived(pinned, <[f32]>::to_vec)
+    }
+
+    fn once_arrived<R>(&self, pinned: Pinned, take: impl FnOnce(&[f32]) -> R) -> Result<R> {
         let Pinned { memory, len, done } = pinned;
         done.synchronize().map_err(driver)?;
-        let values = memory.as_slice().map_err(driver)?[..len].to_vec();
+        let values = take(&memory.as_slice().map_err(driver)?[..len]);
         self.pinned().push(memory);
         Ok(values)
     }

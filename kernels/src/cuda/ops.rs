@@ -263,11 +263,7 @@ impl Ops for Cuda {
     }
 
     fn read(&self, x: &Tensor) -> Result<Vec<f32>> {
-        let words: Vec<u16> = self.device.download(&x.block, x.rows * x.cols)?;
-        Ok(words
-            .into_iter()
-            .map(|w| bf16::from_bits(w).to_f32())
-            .collect())
+        self.device.download_halves(&x.block, x.rows * x.cols)
     }
 
     fn read_f64(&self, x: &Tensor) -> Result<Vec<f64>> {
