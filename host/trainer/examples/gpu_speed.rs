@@ -3,7 +3,7 @@
 //! ```text
 //! cargo run --release -p slime-trainer --example gpu_speed -- 0.6B[,1.7B,4B,8B,30B-A3B/8] [--batch 4] [--length 4096]
 //!     [--steps 4] [--warmup 2] [--recompute none|selective|full] [--recompute-layers N] [--compact] [--log-probs]
-//!     [--profile]
+//!     [--head-rows N] [--profile]
 //! ```
 //!
 //! 30B-A3B/8 is Qwen3-30B-A3B with 6 of its 48 layers: what one card holds of it with its optimizer.
@@ -41,6 +41,7 @@ struct Options {
     warmup: usize,
     recompute: String,
     recompute_layers: Option<usize>,
+    head_rows: Option<usize>,
     compact: bool,
     log_probs: bool,
     profile: bool,
@@ -63,6 +64,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         warmup: number("--warmup", 2)?,
         recompute: value("--recompute").map_or("none", String::as_str).into(),
         recompute_layers: value("--recompute-layers").map(|n| n.parse()).transpose()?,
+        head_rows: value("--head-rows").map(|n| n.parse()).transpose()?,
         compact: flag("--compact"),
         log_probs: flag("--log-probs"),
         profile: flag("--profile"),
@@ -148,6 +150,7 @@ fn run(name: &str, options: &Options) -> Result<(), Box<dyn Error>> {
         recompute_granularity: serde_json::from_value(options.recompute.as_str().into())?,
         recompute_num_layers: options.recompute_layers,
         use_precision_aware_optimizer: options.compact,
+        log_probs_chunk_size: options.head_rows,
         ..TrainConfig::default()
     };
     let mut trainer = Trainer::new(ops.clone(), Arc::new(spec), weights, config)?;

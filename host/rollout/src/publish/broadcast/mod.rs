@@ -266,7 +266,10 @@ impl Casting {
         let mut broken = round.broken.subscribe();
         let result = tokio::select! {
             result = sending => result.unwrap_or_else(|e| Err(e.to_string())),
-            _ = broken.wait_for(Option::is_some) => Err("a server did not take it".into()),
+            broken = broken.wait_for(Option::is_some) => {
+                let words = broken.ok().and_then(|broken| broken.clone());
+                Err(format!("a server did not take it: {}", words.unwrap_or_default()))
+            }
             () = tokio::time::sleep(deadline) => Err(format!("it took more than {} s", deadline.as_secs())),
         };
         if let Err(reason) = result {
