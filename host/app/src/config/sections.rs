@@ -282,7 +282,8 @@ pub struct RolloutSection {
     pub update_weight_transport: Option<Transport>,
     /// Where `delta` keeps this host's copy. Default: in `/dev/shm`.
     pub update_weight_local_dir: Option<PathBuf>,
-    /// Type in which weights are handed to servers. Default: the servers' own, where they say it.
+    /// Type in which weights are handed to servers. Default: the servers' own, where they say it; of an FP8 edition, its
+    /// blocks.
     pub update_weight_dtype: Option<Dtype>,
 }
 

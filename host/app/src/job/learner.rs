@@ -62,7 +62,7 @@ impl<O: Ops> Learn for Learner<O> {
         checkpoint::keep_last(&self.checkpoints, self.keep).map_err(train_failed)
     }
 
-    fn write_weights(&self, dir: &Path, dtype: hf::Dtype) -> Result<Duration> {
+    fn write_weights(&self, dir: &Path, form: &hf::Form) -> Result<Duration> {
         let mut reading = Duration::ZERO;
         let read = |param: &_| {
             let begin = Instant::now();
@@ -70,8 +70,14 @@ impl<O: Ops> Learn for Learner<O> {
             reading += begin.elapsed();
             data
         };
-        save_weights(dir, &self.model.spec, dtype, DEFAULT_SHARD_BYTES, read)
-            .map_err(train_failed)?;
+        save_weights(
+            dir,
+            &self.model.spec,
+            form.clone(),
+            DEFAULT_SHARD_BYTES,
+            read,
+        )
+        .map_err(train_failed)?;
         Ok(reading)
     }
 

@@ -83,7 +83,7 @@ pub trait Learn: Send + Sync {
     fn save(&mut self, finished: Step) -> Result<()>;
     /// Write the present weights to a directory, and nothing else. Returns the time in which they were read off the
     /// device, which is not writing.
-    fn write_weights(&self, dir: &Path, dtype: hf::Dtype) -> Result<Duration>;
+    fn write_weights(&self, dir: &Path, form: &hf::Form) -> Result<Duration>;
     /// Write the present model as an HF directory.
     fn write_model(&self, dir: &Path) -> Result<()>;
     /// Log-probs of every token but the first, at the run's temperature.

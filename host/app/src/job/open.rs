@@ -279,13 +279,11 @@ fn job<O: Ops>(
         publisher: Box::new(Publishing {
             dirs: WeightDirs::open(&weights).map_err(rollout_failed)?,
             publisher: publisher(opened, serving)?,
-            dtype: plan
-                .rollout
-                .publish_dtype
-                .map_or(serving.dtype, |dtype| match dtype {
-                    Dtype::F32 => hf::Dtype::F32,
-                    Dtype::Bf16 => hf::Dtype::Bf16,
-                }),
+            form: match plan.rollout.publish_dtype {
+                None => serving.form.clone(),
+                Some(Dtype::F32) => hf::Dtype::F32.into(),
+                Some(Dtype::Bf16) => hf::Dtype::Bf16.into(),
+            },
             pool: serving.pool.clone(),
             counted: serving.pool.stats(),
             self_check: known_tokens(opened).map(|prompt| SelfCheck {

@@ -18,8 +18,8 @@ pub struct Publishing {
     pub dirs: WeightDirs,
     /// Tells the pool.
     pub publisher: Publisher,
-    /// In which type.
-    pub dtype: hf::Dtype,
+    /// How tensors are stored.
+    pub form: hf::Form,
     /// Whose load the step's row tells of.
     pub pool: Arc<Pool>,
     /// What it had counted by the last publish.
@@ -63,7 +63,7 @@ impl Publish for Publishing {
         let written = tokio::task::block_in_place(|| {
             self.dirs.write(version, |dir| {
                 export = learner
-                    .write_weights(dir, self.dtype)
+                    .write_weights(dir, &self.form)
                     .map_err(Either::App)?;
                 Ok(())
             })
@@ -83,7 +83,7 @@ impl Publish for Publishing {
                 .prune(&self.publisher.in_use())
                 .map_err(rollout_failed)?;
             if let Some(check) = self.self_check.take() {
-                let is_f32 = self.dtype == hf::Dtype::F32;
+                let is_f32 = self.form == hf::Dtype::F32.into();
                 let findings = self_check::run(
                     &check.pool,
                     learner,

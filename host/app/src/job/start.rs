@@ -105,7 +105,7 @@ pub async fn learner<O: Ops>(
     };
     if warmed {
         if plan.train.needs_reference().is_some() && plan.model.reference.is_none() {
-            learner.write_weights(&reference, hf::Dtype::F32)?;
+            learner.write_weights(&reference, &hf::Dtype::F32.into())?;
         }
         learner.save(Step(0))?;
         usable = vec![Step(0)];

@@ -133,7 +133,7 @@ impl Learn for Learner {
         Ok(())
     }
 
-    fn write_weights(&self, _dir: &Path, _dtype: hf::Dtype) -> Result<Duration> {
+    fn write_weights(&self, _dir: &Path, _form: &hf::Form) -> Result<Duration> {
         Ok(Duration::ZERO)
     }
 

@@ -31,8 +31,8 @@ pub struct Serving {
     pub context_tokens: u32,
     /// For people.
     pub name: String,
-    /// In which type weights are handed over.
-    pub dtype: hf::Dtype,
+    /// How weights are handed over. Servers run the edition of the model that the trainer was given.
+    pub form: hf::Form,
     embedded: Option<(EngineHandle, ServerHandle)>,
     fleet: Option<Fleet>,
 }
@@ -91,7 +91,7 @@ impl Serving {
             pool: Arc::new(pool),
             context_tokens: context as u32,
             name: format!("embedded, {}", server.url()),
-            dtype: published(device),
+            form: published(device).into(),
             embedded: Some((engine, server)),
             fleet: None,
         })
@@ -153,7 +153,10 @@ impl Serving {
             pool: Arc::new(pool),
             context_tokens: facts.context_tokens as u32,
             name,
-            dtype: facts.dtype,
+            form: hf::Form {
+                dtype: facts.dtype,
+                blocks: Arc::new(model.blocks()),
+            },
             embedded: None,
             fleet,
         })

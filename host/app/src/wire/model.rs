@@ -8,6 +8,7 @@ use slime_core::ports::TextCodec;
 use slime_kernels::Ops;
 use slime_model::text::Text;
 use slime_model::{HfDir, ModelFiles, ModelSpec, families, hf, init, params};
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -100,6 +101,14 @@ impl Model {
         match &self.weights {
             Stored::Directory(dir) => dir.weights.dtype().unwrap_or(hf::Dtype::F32),
             Stored::Fresh(_) => hf::Dtype::F32,
+        }
+    }
+
+    /// Names of the tensors that its files hold in blocks of 8 bits.
+    pub fn blocks(&self) -> BTreeSet<String> {
+        match &self.weights {
+            Stored::Directory(dir) => dir.weights.blocks(),
+            Stored::Fresh(_) => BTreeSet::new(),
         }
     }
 

@@ -2,6 +2,7 @@
 //!
 //! An absent key and `null` are the same, as in transformers. A key that would change the arithmetic is never ignored.
 
+use crate::hf::fp8;
 use crate::spec::{Rope, RopeScaling};
 use crate::{Error, Result};
 use serde_json::{Map, Value};
@@ -135,8 +136,9 @@ impl HfConfig {
         self.only(family, "hidden_act", &["silu".into()])?;
         self.only(family, "mlp_bias", &[false.into()])?;
         self.only(family, "attention_dropout", &[0.into()])?;
-        if let Some(value) = self.get("quantization_config") {
-            let cure = "give the unquantised model: training needs its full weights".into();
+        let quantised = self.get("quantization_config");
+        if let Some(value) = quantised.filter(|value| !fp8::is_known(value)) {
+            let cure = "supported: fp8 in blocks of 128 x 128. Give the unquantised model otherwise: training needs its full weights".into();
             return Err(self.unsupported(family, "quantization_config", value, cure));
         }
         Ok(())

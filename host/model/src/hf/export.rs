@@ -3,6 +3,7 @@
 //! Everything goes to a hidden directory beside the target, is synced, and gets its name by one rename. A reader sees
 //! the old model or the new one, and a full disk leaves the old one.
 
+use super::fp8::{self, Form};
 use super::weights::INDEX;
 use super::{Dtype, ModelFiles, Weights};
 use crate::params::{ParamSpec, Part, params};
@@ -42,7 +43,7 @@ pub fn save_dir<E: From<Error>>(
         }
     }
     let carried = files.carried_weights(spec)?;
-    let shards = Shards::plan(spec, dtype, shard_bytes, carried.as_ref())?;
+    let shards = Shards::plan(spec, dtype.into(), shard_bytes, carried.as_ref())?;
     if shards.files.len() > 1 {
         staging.write(INDEX, format!("{:#}\n", shards.index()).as_bytes())?;
     }
@@ -50,19 +51,20 @@ pub fn save_dir<E: From<Error>>(
     Ok(staging.publish()?)
 }
 
-/// Write a directory with nothing but `*.safetensors`, which is what a server's weight update reads.
+/// Write a directory with nothing but `*.safetensors`, which is what a server's weight update reads. A server that runs
+/// the FP8 edition of a model is given those tensors in blocks.
 ///
 /// # Errors
 /// As [`save_dir`].
 pub fn save_weights<E: From<Error>>(
     dir: &Path,
     spec: &ModelSpec,
-    dtype: Dtype,
+    form: impl Into<Form>,
     shard_bytes: u64,
     read: impl FnMut(&ParamSpec) -> Result<Vec<f32>, E>,
 ) -> Result<(), E> {
     let staging = Staging::new(dir)?;
-    Shards::plan(spec, dtype, shard_bytes, None)?.write(&staging, spec, None, read)?;
+    Shards::plan(spec, form.into(), shard_bytes, None)?.write(&staging, spec, None, read)?;
     Ok(staging.publish()?)
 }
 
@@ -72,13 +74,15 @@ fn config_with_dtype(files: &ModelFiles, bytes: &[u8], dtype: Dtype) -> Result<V
     let Some(Value::Object(mut config)) = files.json("config.json")? else {
         return Ok(bytes.to_vec());
     };
+    // What is written is whole, whatever it was read from.
+    let was_quantised = config.shift_remove("quantization_config").is_some();
     let name = dtype.torch_name();
     let keys = ["dtype", "torch_dtype"];
     let present: Vec<&str> = keys
         .into_iter()
         .filter(|k| config.contains_key(*k))
         .collect();
-    if !present.is_empty() && present.iter().all(|k| config[*k] == name) {
+    if !was_quantised && !present.is_empty() && present.iter().all(|k| config[*k] == name) {
         return Ok(bytes.to_vec());
     }
     for key in if present.is_empty() {
@@ -93,7 +97,7 @@ fn config_with_dtype(files: &ModelFiles, bytes: &[u8], dtype: Dtype) -> Result<V
 
 /// Which tensor goes into which file, and where.
 struct Shards {
-    dtype: Dtype,
+    form: Form,
     total_bytes: u64,
     files: Vec<Shard>,
     places: BTreeMap<String, Place>,
@@ -118,24 +122,30 @@ struct Entry {
     num_bytes: u64,
 }
 
+impl Entry {
+    /// Bits of a number: `BF16`, `F8_E4M3`, `I64`; a `BOOL` takes a byte.
+    fn width(&self) -> u32 {
+        let digits = self.dtype.chars().skip_while(|c| !c.is_ascii_digit());
+        let digits: String = digits.take_while(char::is_ascii_digit).collect();
+        digits.parse().unwrap_or(8)
+    }
+}
+
 impl Shards {
-    /// Tensors fill shards in the model's order, those that are only kept at the end; inside a file they lie by name,
-    /// as HF's writer puts them.
+    /// Tensors fill shards in the model's order, those that are only kept at the end; inside a file they lie as HF's writer
+    /// puts them, the widest numbers first, so that each is aligned, and by name.
     fn plan(
         spec: &ModelSpec,
-        dtype: Dtype,
+        form: Form,
         shard_bytes: u64,
         carried: Option<&Weights>,
     ) -> Result<Self> {
         let own = params(spec).into_iter().flat_map(|param| {
-            let dtype = dtype_of(&param, dtype);
-            let entry = move |part: Part| Entry {
-                num_bytes: (part.len() * dtype.bytes()) as u64,
-                name: part.name,
-                dtype: dtype.safetensors_name().into(),
-                shape: part.shape,
-            };
-            param.parts.into_iter().map(entry)
+            let dtype = dtype_of(&param, form.dtype);
+            let parts = param.parts.into_iter();
+            parts
+                .flat_map(|part| entries_of(part, dtype, &form))
+                .collect::<Vec<_>>()
         });
         let mut entries: Vec<Entry> = own.collect();
         for (name, dtype, shape) in carried.map(|w| w.carried(spec)).unwrap_or_default() {
@@ -158,14 +168,14 @@ impl Shards {
             groups.last_mut().expect("never empty").push(entry);
         }
         let mut shards = Self {
-            dtype,
+            form,
             total_bytes: 0,
             files: Vec::new(),
             places: BTreeMap::new(),
         };
         let total = groups.len();
         for (shard, mut entries) in groups.into_iter().enumerate() {
-            entries.sort_by(|a, b| a.name.cmp(&b.name));
+            entries.sort_by(|a, b| (b.width(), &a.name).cmp(&(a.width(), &b.name)));
             let mut header = Map::from_iter([("__metadata__".into(), json!({"format": "pt"}))]);
             let mut offset = 0u64;
             for entry in entries {
@@ -232,7 +242,15 @@ impl Shards {
             for part in &param.parts {
                 let (numbers, after) = rest.split_at(part.len());
                 rest = after;
-                self.put_numbers(&open, &part.name, numbers, dtype_of(&param, self.dtype))?;
+                let name = &part.name;
+                if fp8::grid(&part.shape).is_some() && self.form.blocks.contains(name) {
+                    let (bytes, scales) = fp8::encode(name, numbers, part.shape[1])?;
+                    self.put(&open, name, &bytes)?;
+                    self.put(&open, &fp8::scales_of(name), bytemuck::cast_slice(&scales))?;
+                } else {
+                    let dtype = dtype_of(&param, self.form.dtype);
+                    self.put_numbers(&open, name, numbers, dtype)?;
+                }
             }
         }
         if let Some(weights) = carried {
@@ -278,6 +296,32 @@ impl Shards {
 
 /// Numbers that one task turns into bytes and writes.
 const CHUNK: usize = 1 << 19;
+
+/// A tensor as it is stored, with its scales if it is in blocks.
+fn entries_of(part: Part, dtype: Dtype, form: &Form) -> Vec<Entry> {
+    let grid = fp8::grid(&part.shape).filter(|_| form.blocks.contains(&part.name));
+    let Some([down, across]) = grid else {
+        return vec![Entry {
+            num_bytes: (part.len() * dtype.bytes()) as u64,
+            name: part.name,
+            dtype: dtype.safetensors_name().into(),
+            shape: part.shape,
+        }];
+    };
+    let scales = Entry {
+        name: fp8::scales_of(&part.name),
+        dtype: Dtype::F32.safetensors_name().into(),
+        shape: vec![down, across],
+        num_bytes: (4 * down * across) as u64,
+    };
+    let bytes = Entry {
+        num_bytes: part.len() as u64,
+        name: part.name,
+        dtype: fp8::NAME.into(),
+        shape: part.shape,
+    };
+    vec![bytes, scales]
+}
 
 /// What a parameter is stored as in a model of `dtype`.
 fn dtype_of(param: &ParamSpec, dtype: Dtype) -> Dtype {

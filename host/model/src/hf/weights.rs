@@ -2,7 +2,7 @@
 //!
 //! Tensors are read, not mapped: a file that another process truncates is then an error and not a dead process.
 
-use super::Dtype;
+use super::{Dtype, fp8};
 use crate::params::{ParamKind, ParamSpec, Part, params};
 use crate::spec::ModelSpec;
 use crate::{Error, Result};
@@ -38,6 +38,14 @@ impl Stored {
         Dtype::ALL
             .into_iter()
             .find(|d| d.safetensors_name() == self.dtype)
+    }
+
+    fn numbers(&self, bytes: &[u8], out: &mut Vec<f32>) {
+        self.dtype().unwrap_or(Dtype::F32).decode(bytes, out);
+    }
+
+    fn is_blocks(&self) -> bool {
+        self.dtype == fp8::NAME
     }
 }
 
@@ -95,14 +103,26 @@ impl Weights {
             for part in &param.parts {
                 let stored = &self.tensors[&part.name];
                 let bytes = self.read(stored, &mut open)?;
-                stored
-                    .dtype()
-                    .unwrap_or(Dtype::F32)
-                    .decode(&bytes, &mut data);
+                if stored.is_blocks() {
+                    let scales = self.stored(&fp8::scales_of(&part.name))?;
+                    let mut factors = Vec::new();
+                    let read = self.read(scales, &mut open)?;
+                    scales.numbers(&read, &mut factors);
+                    let cols = part.shape.last().copied().unwrap_or(1);
+                    fp8::decode(&bytes, &factors, cols, &mut data);
+                } else {
+                    stored.numbers(&bytes, &mut data);
+                }
             }
             each(param, data)?;
         }
         Ok(())
+    }
+
+    /// Names of the tensors stored in blocks of 8 bits.
+    pub fn blocks(&self) -> BTreeSet<String> {
+        let blocks = self.tensors.iter().filter(|(_, stored)| stored.is_blocks());
+        blocks.map(|(name, _)| name.clone()).collect()
     }
 
     /// Name, dtype as safetensors writes it, and shape of every tensor that `spec` keeps and does not use, by name.
@@ -148,8 +168,9 @@ impl Weights {
                     "{name}: expected {:?}, found {:?} in {}",
                     part.shape, found.shape, self.files[found.file]
                 )),
+                Some(found) if found.is_blocks() => problems.extend(self.check_scales(part)),
                 Some(found) if found.dtype().is_none() => problems.push(format!(
-                    "{name}: has dtype {} in {}; expected F32, F16 or BF16",
+                    "{name}: has dtype {} in {}; expected F32, F16, BF16 or F8_E4M3",
                     found.dtype, self.files[found.file]
                 )),
                 Some(_) => {}
@@ -158,6 +179,7 @@ impl Weights {
         for (name, found) in &self.tensors {
             // Old exports carry the rotary frequencies, which follow from the configuration.
             if wanted.contains_key(name.as_str())
+                || self.are_scales(name)
                 || name.ends_with(".rotary_emb.inv_freq")
                 || spec.carries(name)
             {
@@ -180,6 +202,32 @@ impl Weights {
                 problems,
             })
         }
+    }
+
+    /// What is wrong with the scales of a tensor in blocks.
+    fn check_scales(&self, part: &Part) -> Option<String> {
+        let (name, scales) = (&part.name, fp8::scales_of(&part.name));
+        let Some(grid) = fp8::grid(&part.shape) else {
+            return Some(format!(
+                "{name} is {}, which only a matrix can be",
+                fp8::NAME
+            ));
+        };
+        match self.tensors.get(&scales) {
+            Some(found) if found.shape == grid && found.dtype().is_some() => None,
+            Some(found) => Some(format!(
+                "{scales}: expected a number for each of {grid:?} blocks of 128 x 128, found {} {:?}",
+                found.dtype, found.shape
+            )),
+            None => Some(format!("{scales} is missing, and {name} is {}", fp8::NAME)),
+        }
+    }
+
+    /// Does `name` hold the scales of a tensor in blocks?
+    fn are_scales(&self, name: &str) -> bool {
+        let of = name.strip_suffix(&fp8::scales_of(""));
+        of.and_then(|of| self.tensors.get(of))
+            .is_some_and(Stored::is_blocks)
     }
 
     /// A stored head beside tied embeddings is redundant, and harmless only if it is the embedding.
