@@ -1,12 +1,12 @@
 //! Every operation as one or two launches. Shapes are checked here, arithmetic is in the `.cu` files.
 
-use super::device::Arg::{self, Float as F, Int, Long, Ptr};
+use super::device::Arg::{Int, Long, Ptr};
 use super::gemm::Shape;
-use super::sources::{self, BLOCK_TOKENS, SPLIT};
+use super::sources::{self, BLOCK_TOKENS};
 use super::{Cuda, Float, Ids, KvCache, Tensor, attention};
 use crate::{
     AdamW, ColumnMap, Draw, Drawn, Error, Heads, Later, Norms, Ops, PagedSequence, Result,
-    RopeStyle, RopeTable, Route, Sequences, TokenStats, Update,
+    RopeTable, Route, Sequences, TokenStats, Update,
 };
 use half::bf16;
 use std::ops::Range;
@@ -15,8 +15,6 @@ use std::sync::Arc;
 /// Vectors of 8 bf16 are the unit of memory traffic, so every row must be whole vectors.
 pub(super) const VECTOR: usize = 8;
 pub(super) const THREADS: u32 = 256;
-/// Prompts of so many tokens are worth a tile of the tensor-core kernels.
-const WHOLE_PROMPT: usize = 32;
 
 fn shape_error(op: &'static str, detail: String) -> Error {
     Error::Shape { op, detail }
@@ -54,7 +52,7 @@ impl Cuda {
     }
 
     /// Add the first `cols` columns of `parts: [num_parts, stride]` to `out`, in a fixed order.
-    fn add_parts(
+    pub(super) fn add_parts(
         &self,
         parts: u64,
         out: u64,
@@ -104,96 +102,6 @@ impl Cuda {
         self.gemm.run(&self.device, shape, inputs, out, add)
     }
 
-    /// `(lanes, vectors a lane)` of a row; see `rmsnorm/kernel.cu`.
-    fn norm_shape(&self, cols: usize) -> Result<(usize, usize)> {
-        whole_vectors("rmsnorm", cols)?;
-        let vectors = cols / VECTOR;
-        let lanes = (vectors / 2).next_power_of_two().clamp(32, 512);
-        let per = vectors.div_ceil(lanes);
-        expect("rmsnorm", per <= 8, || {
-            format!(
-                "rows of {cols} columns; at most {} fit a block",
-                8 * 512 * VECTOR
-            )
-        })?;
-        Ok((lanes, per))
-    }
-
-    fn norm_launch(
-        &self,
-        name: &'static str,
-        blocks: Option<usize>,
-        rows: usize,
-        cols: usize,
-        args: &[Arg],
-    ) -> Result<()> {
-        let (lanes, per) = self.norm_shape(cols)?;
-        let rows_per_block = (256 / lanes).max(1);
-        let blocks = blocks.unwrap_or(rows.div_ceil(rows_per_block));
-        let threads = (lanes * rows_per_block) as u32;
-        self.device.launch(
-            &sources::rmsnorm(lanes, per),
-            name,
-            (blocks as u32, 1, 1),
-            threads,
-            0,
-            args,
-        )
-    }
-
-    /// With `again`, what forward gave is written there.
-    fn norm_gradient(
-        &self,
-        dy: &Tensor,
-        x: &Tensor,
-        (r, w): (&Float, &Tensor),
-        residual: Option<&Tensor>,
-        dw: &mut Float,
-        again: Option<&Tensor>,
-    ) -> Result<Tensor> {
-        let dx = self.new_tensor(x.rows, x.cols, "a norm's gradient")?;
-        let blocks = x.rows.min(self.device.num_sms as usize * 3);
-        let part = self.new_float(blocks, x.cols, "norm partial sums")?;
-        let part = part.at(&self.device)?;
-        let args = [
-            Ptr(dy.block.ptr),
-            Ptr(x.block.ptr),
-            Ptr(r.at(&self.device)?),
-            Ptr(w.block.ptr),
-            Ptr(residual.map_or(0, |t| t.block.ptr)),
-            Ptr(dx.block.ptr),
-            Ptr(again.map_or(0, |t| t.block.ptr)),
-            Ptr(part),
-            Int(x.rows as i32),
-            Int(x.cols as i32),
-        ];
-        self.norm_launch("rmsnorm_backward", Some(blocks), x.rows, x.cols, &args)?;
-        self.add_parts(part, dw.at(&self.device)?, blocks, x.cols, x.cols)?;
-        Ok(dx)
-    }
-
-    /// With `again`, what forward gave is written there.
-    fn swiglu_gradient(
-        &self,
-        da: &Tensor,
-        gate_up: &Tensor,
-        again: Option<&Tensor>,
-    ) -> Result<Tensor> {
-        let dx = self.new_tensor(gate_up.rows, gate_up.cols, "swiglu's gradient")?;
-        let (grid, threads) = Self::by_row(da.rows, da.cols);
-        let args = [
-            Ptr(da.block.ptr),
-            Ptr(gate_up.block.ptr),
-            Ptr(dx.block.ptr),
-            Ptr(again.map_or(0, |t| t.block.ptr)),
-            Int(da.cols as i32),
-        ];
-        let source = sources::swiglu();
-        self.device
-            .launch(&source, "swiglu_backward", grid, threads, 0, &args)?;
-        Ok(dx)
-    }
-
     /// A block for each of `rows`, with threads for its vectors.
     pub(super) fn by_row(rows: usize, cols: usize) -> ((u32, u32, u32), u32) {
         (
@@ -201,30 +109,6 @@ impl Cuda {
             (cols / VECTOR).next_multiple_of(32).clamp(32, 512) as u32,
         )
     }
-}
-
-fn rotation_fits(op: &'static str, x: &Tensor, heads: Heads, rope: &RopeTable<Cuda>) -> Result<()> {
-    let whole = match rope.style {
-        RopeStyle::Half => 2 * VECTOR,
-        RopeStyle::Interleaved => VECTOR,
-    };
-    expect(
-        op,
-        x.cols == heads.qkv_cols() && heads.dim.is_multiple_of(VECTOR) && heads.dim <= 256,
-        || format!("{} columns for {heads:?}", x.cols),
-    )?;
-    expect(op, rope.dims.is_multiple_of(whole), || {
-        format!(
-            "{} rotating dimensions; CUDA needs a multiple of {whole}",
-            rope.dims
-        )
-    })
-}
-
-/// Tokens of a block, as in `qk_norm_rope/kernel.cu`.
-fn tokens_of_rotation(heads: Heads) -> usize {
-    let groups = THREADS as usize / sources::lanes_of_head(heads);
-    groups / groups.min(4)
 }
 
 /// Warps of four a block.
@@ -590,19 +474,7 @@ impl Ops for Cuda {
     }
 
     fn rmsnorm(&self, x: &Tensor, w: &Tensor, eps: f64) -> Result<(Tensor, Float)> {
-        let y = self.new_tensor(x.rows, x.cols, "a norm")?;
-        let r = self.new_float(x.rows, 1, "norm statistics")?;
-        let args = [
-            Ptr(x.block.ptr),
-            Ptr(w.block.ptr),
-            Ptr(y.block.ptr),
-            Ptr(r.at(&self.device)?),
-            Int(x.rows as i32),
-            Int(x.cols as i32),
-            F(eps as f32),
-        ];
-        self.norm_launch("rmsnorm", None, x.rows, x.cols, &args)?;
-        Ok((y, r))
+        self.normed(x, w, eps)
     }
 
     fn add_rmsnorm(
@@ -612,22 +484,7 @@ impl Ops for Cuda {
         w: &Tensor,
         eps: f64,
     ) -> Result<(Tensor, Tensor, Float)> {
-        let s = self.new_tensor(x.rows, x.cols, "a residual")?;
-        let y = self.new_tensor(x.rows, x.cols, "a norm")?;
-        let r = self.new_float(x.rows, 1, "norm statistics")?;
-        let args = [
-            Ptr(x.block.ptr),
-            Ptr(delta.block.ptr),
-            Ptr(w.block.ptr),
-            Ptr(s.block.ptr),
-            Ptr(y.block.ptr),
-            Ptr(r.at(&self.device)?),
-            Int(x.rows as i32),
-            Int(x.cols as i32),
-            F(eps as f32),
-        ];
-        self.norm_launch("add_rmsnorm", None, x.rows, x.cols, &args)?;
-        Ok((s, y, r))
+        self.sum_normed(x, delta, w, eps)
     }
 
     fn rmsnorm_backward(
@@ -665,38 +522,7 @@ impl Ops for Cuda {
         rope: &RopeTable<Self>,
         norms: Option<Norms<'_, Self>>,
     ) -> Result<(Tensor, Option<Float>)> {
-        rotation_fits("qk_norm_rope", qkv, heads, rope)?;
-        let y = self.new_tensor(qkv.rows, qkv.cols, "rotated rows")?;
-        let r = norms
-            .as_ref()
-            .map(|_| self.new_float(qkv.rows, heads.query + heads.kv, "norm statistics"))
-            .transpose()?;
-        let (wq, wk, eps) = norms
-            .as_ref()
-            .map_or((0, 0, 0.0), |n| (n.query.block.ptr, n.key.block.ptr, n.eps));
-        let args = [
-            Ptr(qkv.block.ptr),
-            Ptr(y.block.ptr),
-            Ptr(positions.block.ptr),
-            Ptr(rope.cos.at(&self.device)?),
-            Ptr(rope.sin.at(&self.device)?),
-            Ptr(wq),
-            Ptr(wk),
-            Ptr(r.as_ref().map_or(Ok(0), |r| r.at(&self.device))?),
-            Int(qkv.rows as i32),
-            F(eps as f32),
-        ];
-        let source = sources::qk_norm_rope(heads, rope.dims, rope.style);
-        let blocks = qkv.rows.div_ceil(tokens_of_rotation(heads));
-        self.device.launch(
-            &source,
-            "qk_norm_rope",
-            (blocks as u32, 1, 1),
-            THREADS,
-            0,
-            &args,
-        )?;
-        Ok((y, r))
+        self.rotated(qkv, heads, positions, rope, norms)
     }
 
     fn qk_norm_rope_backward(
@@ -708,53 +534,7 @@ impl Ops for Cuda {
         norms: Option<(Norms<'_, Self>, &Tensor, &Float)>,
         dnorms: Option<(&mut Float, &mut Float)>,
     ) -> Result<Tensor> {
-        rotation_fits("qk_norm_rope_backward", dqkv, heads, rope)?;
-        let dx = self.new_tensor(dqkv.rows, dqkv.cols, "the gradient of rotated rows")?;
-        let blocks = dqkv
-            .rows
-            .div_ceil(tokens_of_rotation(heads))
-            .min(self.device.num_sms as usize * 3);
-        let part = self.new_float(blocks, 2 * heads.dim, "norm partial sums")?;
-        let part = part.at(&self.device)?;
-        let (wq, wk, x, r) = match &norms {
-            Some((n, x, r)) => (
-                n.query.block.ptr,
-                n.key.block.ptr,
-                x.block.ptr,
-                r.at(&self.device)?,
-            ),
-            None => (0, 0, 0, 0),
-        };
-        let args = [
-            Ptr(dqkv.block.ptr),
-            Ptr(x),
-            Ptr(dx.block.ptr),
-            Ptr(positions.block.ptr),
-            Ptr(rope.cos.at(&self.device)?),
-            Ptr(rope.sin.at(&self.device)?),
-            Ptr(wq),
-            Ptr(wk),
-            Ptr(r),
-            Ptr(part),
-            Int(dqkv.rows as i32),
-        ];
-        let source = sources::qk_norm_rope(heads, rope.dims, rope.style);
-        self.device.launch(
-            &source,
-            "qk_norm_rope_backward",
-            (blocks as u32, 1, 1),
-            THREADS,
-            0,
-            &args,
-        )?;
-        if let (Some(_), Some((dq, dk))) = (&norms, dnorms) {
-            let keys = part + 4 * heads.dim as u64;
-            for (part, sum) in [(part, dq), (keys, dk)] {
-                let sum = sum.at(&self.device)?;
-                self.add_parts(part, sum, blocks, heads.dim, 2 * heads.dim)?;
-            }
-        }
-        Ok(dx)
+        self.rotated_gradient(dqkv, heads, positions, rope, norms, dnorms)
     }
 
     fn attention(
@@ -786,17 +566,7 @@ impl Ops for Cuda {
     }
 
     fn kv_cache(&self, num_layers: usize, num_blocks: usize, heads: Heads) -> Result<KvCache> {
-        let layer_elements = num_blocks * BLOCK_TOKENS * heads.kv * heads.dim;
-        let take = || {
-            self.device
-                .pool
-                .take(num_layers * layer_elements * 2, "the key/value cache")
-        };
-        Ok(KvCache {
-            keys: take()?,
-            values: take()?,
-            layer_elements,
-        })
+        self.new_cache(num_layers, num_blocks, heads)
     }
 
     fn kv_write(
@@ -807,25 +577,7 @@ impl Ops for Cuda {
         heads: Heads,
         slots: &[usize],
     ) -> Result<()> {
-        expect("kv_write", slots.len() == qkv.rows, || {
-            format!("{} slots for {} rows", slots.len(), qkv.rows)
-        })?;
-        let slots: Vec<u32> = slots.iter().map(|&s| s as u32).collect();
-        let slots = self.tables.slots.upload(&self.device, slots)?;
-        let offset = (layer * cache.layer_elements * 2) as u64;
-        let args = [
-            Ptr(qkv.block.ptr),
-            Ptr(slots.ptr),
-            Ptr(cache.keys.ptr + offset),
-            Ptr(cache.values.ptr + offset),
-            Int(heads.query as i32),
-            Int(heads.kv as i32),
-        ];
-        whole_vectors("kv_write", heads.dim)?;
-        let (grid, threads) = Self::by_row(qkv.rows, heads.kv * heads.dim);
-        let source = sources::paged_attention(heads);
-        self.device
-            .launch(&source, "kv_write", grid, threads, 0, &args)
+        self.write_keys(cache, layer, qkv, heads, slots)
     }
 
     fn attention_paged(
@@ -837,94 +589,11 @@ impl Ops for Cuda {
         sequences: &[PagedSequence<'_>],
         scale: f64,
     ) -> Result<Tensor> {
-        whole_vectors("attention_paged", heads.dim)?;
-        let out = self.new_tensor(qkv.rows, heads.out_cols(), "attention")?;
-        // A prompt read whole sees its own rows only: the kernels of training do that, with tensor cores.
-        let (whole, rest): (Vec<_>, Vec<_>) = sequences.iter().partition(|s| {
-            s.rows.len() == s.context
-                && s.context >= WHOLE_PROMPT
-                && sources::has_tensor_core_attention(heads)
-        });
-        if !whole.is_empty() {
-            let ranges = whole.iter().map(|s| s.rows.clone()).collect();
-            self.attention_of(qkv, heads, ranges, &out, scale)?;
-        }
-        let (mut which, mut table, mut seen, mut blocks) =
-            (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        for sequence in rest {
-            let start = blocks.len() as u32;
-            blocks.extend_from_slice(sequence.blocks);
-            for row in sequence.rows.clone() {
-                which.push(row as u32);
-                table.push(start);
-                seen.push((sequence.context - (sequence.rows.end - 1 - row)) as u32);
-            }
-        }
-        let rows = which.len();
-        if rows == 0 {
-            return Ok(out);
-        }
-        let splits = seen
-            .iter()
-            .map(|&s| (s as usize).div_ceil(SPLIT))
-            .max()
-            .unwrap_or(1);
-        let parts = if splits == 1 {
-            0
-        } else {
-            rows * heads.query * splits
-        };
-        let parts = self.new_float(parts, heads.dim + 2, "attention's parts")?;
-        let parts = parts.at(&self.device)?;
-        let which = self.tables.which.upload(&self.device, which)?;
-        let table = self.tables.table.upload(&self.device, table)?;
-        let seen = self.tables.seen.upload(&self.device, seen)?;
-        let blocks = self.tables.blocks.upload(&self.device, blocks)?;
-        let offset = (layer * cache.layer_elements * 2) as u64;
-        let source = sources::paged_attention(heads);
-        let args = [
-            Ptr(qkv.block.ptr),
-            Ptr(which.ptr),
-            Ptr(cache.keys.ptr + offset),
-            Ptr(cache.values.ptr + offset),
-            Ptr(blocks.ptr),
-            Ptr(table.ptr),
-            Ptr(seen.ptr),
-            Ptr(out.block.ptr),
-            Ptr(parts),
-            Int(heads.query as i32),
-            Int(heads.kv as i32),
-            F(scale as f32),
-        ];
-        let head_groups = heads.query / sources::shared_heads(heads);
-        let grid = (rows as u32, head_groups as u32, splits as u32);
-        self.device
-            .launch(&source, "attention_paged", grid, 128, 0, &args)?;
-        if splits > 1 {
-            let args = [
-                Ptr(parts),
-                Ptr(which.ptr),
-                Ptr(seen.ptr),
-                Ptr(out.block.ptr),
-                Int(splits as i32),
-                Int(heads.query as i32),
-            ];
-            let grid = (rows as u32, heads.query as u32, 1);
-            self.device
-                .launch(&source, "attention_merge", grid, 128, 0, &args)?;
-        }
-        Ok(out)
+        self.paged_attention(cache, layer, qkv, heads, sequences, scale)
     }
 
     fn swiglu(&self, gate_up: &Tensor) -> Result<Tensor> {
-        let cols = gate_up.cols / 2;
-        whole_vectors("swiglu", cols)?;
-        let y = self.new_tensor(gate_up.rows, cols, "swiglu")?;
-        let (grid, threads) = Self::by_row(y.rows, cols);
-        let args = [Ptr(gate_up.block.ptr), Ptr(y.block.ptr), Int(cols as i32)];
-        self.device
-            .launch(&sources::swiglu(), "swiglu", grid, threads, 0, &args)?;
-        Ok(y)
+        self.activated(gate_up)
     }
 
     fn swiglu_backward(&self, da: &Tensor, gate_up: &Tensor) -> Result<Tensor> {

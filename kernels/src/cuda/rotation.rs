@@ -1,0 +1,132 @@
+//! Norms of heads and rotary positions of packed queries and keys, both ways.
+
+use super::device::Arg::{Float as F, Int, Ptr};
+use super::ops::{THREADS, VECTOR, expect};
+use super::{Cuda, Float, Ids, Tensor, sources};
+use crate::{Heads, Norms, Result, RopeStyle, RopeTable};
+
+fn rotation_fits(op: &'static str, x: &Tensor, heads: Heads, rope: &RopeTable<Cuda>) -> Result<()> {
+    let whole = match rope.style {
+        RopeStyle::Half => 2 * VECTOR,
+        RopeStyle::Interleaved => VECTOR,
+    };
+    expect(
+        op,
+        x.cols == heads.qkv_cols() && heads.dim.is_multiple_of(VECTOR) && heads.dim <= 256,
+        || format!("{} columns for {heads:?}", x.cols),
+    )?;
+    expect(op, rope.dims.is_multiple_of(whole), || {
+        format!(
+            "{} rotating dimensions; CUDA needs a multiple of {whole}",
+            rope.dims
+        )
+    })
+}
+
+/// Tokens of a block, as in `qk_norm_rope/kernel.cu`.
+fn tokens_of_rotation(heads: Heads) -> usize {
+    let groups = THREADS as usize / sources::lanes_of_head(heads);
+    groups / groups.min(4)
+}
+
+impl Cuda {
+    pub(super) fn rotated(
+        &self,
+        qkv: &Tensor,
+        heads: Heads,
+        positions: &Ids,
+        rope: &RopeTable<Self>,
+        norms: Option<Norms<'_, Self>>,
+    ) -> Result<(Tensor, Option<Float>)> {
+        rotation_fits("qk_norm_rope", qkv, heads, rope)?;
+        let y = self.new_tensor(qkv.rows, qkv.cols, "rotated rows")?;
+        let r = norms
+            .as_ref()
+            .map(|_| self.new_float(qkv.rows, heads.query + heads.kv, "norm statistics"))
+            .transpose()?;
+        let (wq, wk, eps) = norms
+            .as_ref()
+            .map_or((0, 0, 0.0), |n| (n.query.block.ptr, n.key.block.ptr, n.eps));
+        let args = [
+            Ptr(qkv.block.ptr),
+            Ptr(y.block.ptr),
+            Ptr(positions.block.ptr),
+            Ptr(rope.cos.at(&self.device)?),
+            Ptr(rope.sin.at(&self.device)?),
+            Ptr(wq),
+            Ptr(wk),
+            Ptr(r.as_ref().map_or(Ok(0), |r| r.at(&self.device))?),
+            Int(qkv.rows as i32),
+            F(eps as f32),
+        ];
+        let source = sources::qk_norm_rope(heads, rope.dims, rope.style);
+        let blocks = qkv.rows.div_ceil(tokens_of_rotation(heads));
+        self.device.launch(
+            &source,
+            "qk_norm_rope",
+            (blocks as u32, 1, 1),
+            THREADS,
+            0,
+            &args,
+        )?;
+        Ok((y, r))
+    }
+
+    pub(super) fn rotated_gradient(
+        &self,
+        dqkv: &Tensor,
+        heads: Heads,
+        positions: &Ids,
+        rope: &RopeTable<Self>,
+        norms: Option<(Norms<'_, Self>, &Tensor, &Float)>,
+        dnorms: Option<(&mut Float, &mut Float)>,
+    ) -> Result<Tensor> {
+        rotation_fits("qk_norm_rope_backward", dqkv, heads, rope)?;
+        let dx = self.new_tensor(dqkv.rows, dqkv.cols, "the gradient of rotated rows")?;
+        let blocks = dqkv
+            .rows
+            .div_ceil(tokens_of_rotation(heads))
+            .min(self.device.num_sms as usize * 3);
+        let part = self.new_float(blocks, 2 * heads.dim, "norm partial sums")?;
+        let part = part.at(&self.device)?;
+        let (wq, wk, x, r) = match &norms {
+            Some((n, x, r)) => (
+                n.query.block.ptr,
+                n.key.block.ptr,
+                x.block.ptr,
+                r.at(&self.device)?,
+            ),
+            None => (0, 0, 0, 0),
+        };
+        let args = [
+            Ptr(dqkv.block.ptr),
+            Ptr(x),
+            Ptr(dx.block.ptr),
+            Ptr(positions.block.ptr),
+            Ptr(rope.cos.at(&self.device)?),
+            Ptr(rope.sin.at(&self.device)?),
+            Ptr(wq),
+            Ptr(wk),
+            Ptr(r),
+            Ptr(part),
+            Int(dqkv.rows as i32),
+        ];
+        let source = sources::qk_norm_rope(heads, rope.dims, rope.style);
+        self.device.launch(
+            &source,
+            "qk_norm_rope_backward",
+            (blocks as u32, 1, 1),
+            THREADS,
+            0,
+            &args,
+        )?;
+        if let (Some(_), Some((dq, dk))) = (&norms, dnorms) {
+            let keys = part + 4 * heads.dim as u64;
+            for (part, sum) in [(part, dq), (keys, dk)] {
+                let sum = sum.at(&self.device)?;
+                self.add_parts(part, sum, blocks, heads.dim, 2 * heads.dim)?;
+            }
+        }
+        Ok(dx)
+    }
+}
