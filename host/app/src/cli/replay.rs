@@ -39,6 +39,14 @@ pub fn run(args: Args, context: &Context) -> Result<Outcome> {
     };
     let said = Recipe::<0>::default().resolve(Some((name.as_str(), text.as_str())), &[])?;
     let plan = Plan::new(&said, Verb::Run)?;
+    if plan.gateway.is_some() {
+        let what = format!(
+            "the rollouts of {} were driven by agents outside the host",
+            dir.display()
+        );
+        let help = "only plugins can be run again: what an agent did is not recorded";
+        return Err(Problem::new(what).help(help).into());
+    }
     let opened = Opened::new(plan, said, true, &context.console)?;
     let identity = run_dir::identity(&opened.said, &opened.model, &opened.plugins);
     let lag = opened.plan.rollout.max_lag;

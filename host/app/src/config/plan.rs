@@ -21,6 +21,7 @@ use slime_trainer::TrainConfig;
 use slime_trainer::optim::schedule::DecayStyle;
 use slime_trainer::parallel::ParallelConfig;
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -81,6 +82,8 @@ impl Verb {
             Self::Sft => &[
                 "run.shadow",
                 "run.memoise",
+                "run.gateway",
+                "run.gateway_rewards",
                 "run.num_rollout",
                 "run.num_epoch",
                 "run.save_interval",
@@ -120,6 +123,8 @@ impl Verb {
                 "run.plugins",
                 "run.shadow",
                 "run.memoise",
+                "run.gateway",
+                "run.gateway_rewards",
                 "run.trusted_keys",
                 "run.num_rollout",
                 "run.num_epoch",
@@ -177,6 +182,8 @@ pub struct Plan {
     pub shadow: Option<PathBuf>,
     /// Whether verdicts are kept for rollouts that say the same.
     pub memoise: bool,
+    /// Where agents that are no plugins drive the rollouts.
+    pub gateway: Option<GatewayPlan>,
     /// Only plugins that one of these signed are loaded; empty trusts every file.
     pub trusted: Vec<PublicKey>,
     /// Which weights, where.
@@ -451,6 +458,15 @@ pub struct SftPlan {
     pub train: TrainConfig,
 }
 
+/// Agents that are no plugins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GatewayPlan {
+    /// Where they are answered.
+    pub address: SocketAddr,
+    /// Whether their rewards count, and no verifier's.
+    pub rewards: bool,
+}
+
 /// Budgets of one plugin call; `None` leaves the world's default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LimitsPlan {
@@ -509,6 +525,7 @@ fn build(said: &Resolved, verb: Verb, check: &mut Check<'_>) -> Plan {
         plugins,
         shadow: c.run.shadow.clone(),
         memoise: c.run.memoise.unwrap_or(false),
+        gateway: gateway(said, check),
         trusted: trusted(said, check),
         model: ModelPlan {
             weights: match &c.model.path {
@@ -584,6 +601,37 @@ fn trusted(said: &Resolved, check: &mut Check<'_>) -> Vec<PublicKey> {
         }
     })
     .collect()
+}
+
+/// Where agents are answered, and what of theirs counts.
+fn gateway(said: &Resolved, check: &mut Check<'_>) -> Option<GatewayPlan> {
+    let run = &said.config.run;
+    let Some(text) = &run.gateway else {
+        if run.gateway_rewards == Some(true) {
+            let help = "add `gateway = \"127.0.0.1:8900\"` to [run]";
+            check.refuse(
+                "run.gateway_rewards",
+                "`run.gateway_rewards` has no effect without `run.gateway`",
+                help,
+            );
+        }
+        return None;
+    };
+    match text.parse::<SocketAddr>() {
+        Ok(address) if address.ip().is_loopback() => Some(GatewayPlan {
+            address,
+            rewards: run.gateway_rewards.unwrap_or(false),
+        }),
+        found => {
+            let what = match found {
+                Ok(_) => format!("`run.gateway`: {text} can be reached from other machines"),
+                Err(_) => format!("`run.gateway`: {text} is no address with a port"),
+            };
+            let help = "write `127.0.0.1:PORT`; an agent elsewhere comes through `ssh -L`";
+            check.refuse("run.gateway", what, help);
+            None
+        }
+    }
 }
 
 /// What each plugin is granted.

@@ -60,6 +60,11 @@ pub struct RunSection {
     pub shadow: Option<PathBuf>,
     /// Keep verdicts for rollouts that say the same: for verifiers that draw no random numbers. Default false.
     pub memoise: Option<bool>,
+    /// Let agents outside the sandbox drive the rollouts, over OpenAI's chat API at this address of this machine:
+    /// `127.0.0.1:8900`. Default: a generator plugin does.
+    pub gateway: Option<String>,
+    /// Let those agents give the rewards too, instead of a verifier. Default false.
+    pub gateway_rewards: Option<bool>,
     /// Keys of which one must have signed every plugin, as `plugin keygen` prints them. Default: none is asked for.
     pub trusted_keys: Option<Vec<String>>,
     /// Rollout steps.

@@ -3,7 +3,7 @@
 use super::around::{around, shadow};
 use super::http::Client;
 use super::pulled;
-use crate::config::plan::{LimitsPlan, Plan};
+use crate::config::plan::{GatewayPlan, LimitsPlan, Plan};
 use crate::config::{Problem, Resolved};
 use crate::error::{Failure, Result};
 use crate::telemetry::Console;
@@ -11,7 +11,7 @@ use slime_core::Tool;
 use slime_core::ports::{
     Filter, Generator, GroupVerifier, Models, Shaper, Source, Tools, Verifier,
 };
-use slime_rollout::{Address, NamedModels, SingleTurn};
+use slime_rollout::{Address, Gateway, GatewayConfig, NamedModels, SingleTurn};
 use slime_runtime::code::{self, CodeExec, Python};
 use slime_runtime::trust::PublicKey;
 use slime_runtime::{
@@ -90,6 +90,34 @@ impl Plugins {
                 "run.plugins",
             ));
         }
+        if let (Some(_), Some(generator)) = (plan.gateway, generators.first()) {
+            let name = generator.name();
+            let message =
+                format!("{name} is a generator, and `run.gateway` has agents drive the rollouts");
+            let help = "leave out one of them";
+            problems.push(at(Problem::new(message).help(help), "run.gateway"));
+        }
+        let agents_score = plan.gateway.is_some_and(|gateway| gateway.rewards);
+        if agents_score {
+            let scores_only = |plugin: &&Plugin| {
+                let worlds = plugin.worlds();
+                let scores = worlds.contains(&"verifier") || worlds.contains(&"judge");
+                scores && !worlds.contains(&"source")
+            };
+            let mut idle: Vec<String> = loaded
+                .iter()
+                .filter(scores_only)
+                .map(|plugin| format!("{} scores nothing", plugin.name()))
+                .collect();
+            idle.extend(plan.memoise.then(|| "`run.memoise` has no effect".into()));
+            let shadow = plan.shadow.is_some();
+            idle.extend(shadow.then(|| "`run.shadow` has no effect".into()));
+            for what in idle {
+                let message = format!("{what}: `run.gateway_rewards` has agents give the rewards");
+                let help = "leave out one of them";
+                problems.push(at(Problem::new(message).help(help), "run.gateway_rewards"));
+            }
+        }
         for (index, plugin) in loaded.iter().enumerate() {
             if loaded[..index].iter().any(|p| p.name() == plugin.name()) {
                 let message = format!("two plugins are called {}", plugin.name());
@@ -116,7 +144,7 @@ impl Plugins {
                 .iter()
                 .any(|world| worlds.contains(world))
         };
-        if problems.is_empty() && !loaded.iter().any(scores) {
+        if problems.is_empty() && !agents_score && !loaded.iter().any(scores) {
             let names: Vec<String> = loaded
                 .iter()
                 .map(|p| format!("{} exports {}", p.name(), p.worlds().join(" and ")))
@@ -134,6 +162,7 @@ impl Plugins {
             }
         };
         crate::cli::collected(problems)?;
+        let gateway = gateway(plan, console).map_err(|problem| at(problem, "run.gateway"))?;
         let fits = |e: RuntimeError| Failure::from(problem(&e));
         let boxes = of("tool").map(Plugin::tools);
         let boxes: Vec<Arc<dyn Tools>> = boxes.collect::<Result<_, _>>().map_err(fits)?;
@@ -161,6 +190,18 @@ impl Plugins {
                 scores.map(|scores| (plugin.name().to_owned(), scores))
             })
         });
+        let verifiers = match &gateway {
+            Some(gateway) if agents_score => {
+                let scores = Scores {
+                    verifier: Arc::new(gateway.clone()) as Arc<dyn Verifier>,
+                    range: (0.0, 1.0),
+                    // An agent's opinion of a response that it did not see is no test of anything.
+                    is_judge: true,
+                };
+                BTreeMap::from([("gateway".to_owned(), scores)])
+            }
+            _ => single.collect::<Result<_, _>>().map_err(fits)?,
+        };
         let together = of("group-verifier").map(|plugin| {
             plugin.group_verifier().map(|verifier| Scores {
                 verifier,
@@ -170,7 +211,7 @@ impl Plugins {
         });
         Ok(Self {
             scorers: Scorers {
-                verifiers: single.collect::<Result<_, _>>().map_err(fits)?,
+                verifiers,
                 groups: together.collect::<Result<_, _>>().map_err(fits)?,
                 shapers: of("shaper")
                     .map(Plugin::shaper)
@@ -184,9 +225,10 @@ impl Plugins {
             sources: of("source")
                 .map(|plugin| (plugin.name().to_owned(), plugin.clone()))
                 .collect(),
-            generator: match generators.first() {
-                Some(plugin) => plugin.generator().map_err(fits)?,
-                None => Arc::new(SingleTurn),
+            generator: match (gateway, generators.first()) {
+                (Some(gateway), _) => Arc::new(gateway),
+                (None, Some(plugin)) => plugin.generator().map_err(fits)?,
+                (None, None) => Arc::new(SingleTurn),
             },
             tools: boxes
                 .iter()
@@ -238,6 +280,25 @@ impl Plugins {
         }
         names.join(", ")
     }
+}
+
+/// Listen for agents, where the recipe has them drive the rollouts.
+fn gateway(plan: &Plan, console: &Console) -> Result<Option<Gateway>, Problem> {
+    let Some(GatewayPlan { address, rewards }) = plan.gateway else {
+        return Ok(None);
+    };
+    let config = GatewayConfig {
+        address,
+        rewards,
+        wall: Limits::default().rollout_wall,
+        temperature: plan.rollout.sampling.temperature,
+    };
+    let gateway = Gateway::start(config).map_err(|error| {
+        Problem::new(format!("`run.gateway`: {address}: {error}"))
+            .help("give another port; 0 takes any that is free")
+    })?;
+    console.line(&format!(" gateway  http://{}/v1", gateway.address()));
+    Ok(Some(gateway))
 }
 
 /// Start the sandbox.
