@@ -216,3 +216,80 @@ fn a_pinned_plugin_watched_memoised_and_replayed_trains_as_the_plain_one_does() 
     }
     assert_eq!(asked.lock().unwrap().len(), twice);
 }
+
+#[test]
+fn a_plugin_is_loaded_anew_between_two_steps_and_the_run_goes_on_as_the_new_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let recipe = RECIPE.split("[sft]").next().unwrap();
+    std::fs::write(dir.join("run.toml"), recipe).unwrap();
+    let rows = (0..8).map(|n| format!("{{\"prompt\": \"{n}+1=\", \"label\": \"{}\"}}\n", n + 1));
+    std::fs::write(dir.join("rows.jsonl"), rows.collect::<String>()).unwrap();
+    // Written beside it and renamed, as linkers do: the run may read it at any time.
+    let put = |bytes: Vec<u8>| {
+        std::fs::write(dir.join("v.part"), bytes).unwrap();
+        std::fs::rename(dir.join("v.part"), dir.join("v.wasm")).unwrap();
+    };
+    put(component("exact-match"));
+    let args = |steps: u64| {
+        let text = format!(
+            "run v.wasm -c run.toml --set run.dir=hot --set run.num_rollout={steps} --set data.prompt_data=rows.jsonl --set data.input_key=prompt --set data.label_key=label"
+        );
+        text.split(' ').map(str::to_owned).collect::<Vec<_>>()
+    };
+    let run = dir.join("hot");
+    let mut child = Command::new(env!("CARGO_BIN_EXE_slime-host"))
+        .args(args(10))
+        .current_dir(dir)
+        .env("XDG_CACHE_HOME", dir.join("cache"))
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let steps =
+        || std::fs::read_to_string(run.join("metrics.jsonl")).map_or(0, |t| t.lines().count());
+    while steps() < 2 {
+        assert!(child.try_wait().unwrap().is_none(), "it ended early");
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    put(component("arith"));
+    let pid = child.id().to_string();
+    assert!(
+        Command::new("kill")
+            .args(["-USR1", &pid])
+            .status()
+            .unwrap()
+            .success()
+    );
+    done(&child.wait_with_output().unwrap());
+
+    let db = rusqlite::Connection::open(run.join("run.db")).unwrap();
+    let event = |sql| {
+        db.query_row(sql, [], |row| {
+            Ok((row.get::<_, i64>(0)? as u64, row.get::<_, String>(1)?))
+        })
+    };
+    let (step, summary) = event("SELECT step, detail FROM events WHERE kind = 'plugins'").unwrap();
+    let arith = sha256(&component("arith"));
+    assert!(
+        summary.contains(&format!("plugin v {}", &arith[..19])),
+        "{summary}"
+    );
+    // arith's verdicts have parts that exact-match's have not.
+    let rows = metrics(&run);
+    assert!((2..10).contains(&step), "{step}");
+    for (at, row) in rows.iter().enumerate() {
+        assert_eq!(
+            row.get("rollout/verdict/digits").is_some(),
+            at as u64 >= step,
+            "step {at} of {step}"
+        );
+    }
+    drop(db);
+    let mut again = args(11);
+    again.push("--resume".into());
+    done(&host(
+        dir,
+        &again.iter().map(String::as_str).collect::<Vec<_>>(),
+    ));
+    assert_eq!(metrics(&run).len(), 11);
+}

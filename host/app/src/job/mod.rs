@@ -12,6 +12,7 @@ pub mod open;
 pub mod opened;
 pub mod publish;
 pub mod ranks;
+pub mod reload;
 pub mod row;
 pub mod run_dir;
 pub mod self_check;
@@ -112,6 +113,12 @@ pub trait Evaluate: Send + Sync {
     fn evaluate(&self, finished: Step, served: WeightVersion) -> BoxFuture<'_, Result<Row>>;
 }
 
+/// Plugins that can be loaded anew.
+pub trait Reload: Send + Sync {
+    /// Do so, where somebody has asked; the groups that begin from now on are theirs.
+    fn before(&self, step: Step) -> Result<()>;
+}
+
 /// Where a step's numbers go.
 pub trait Journal: Send {
     /// One finished step.
@@ -148,6 +155,8 @@ pub struct Job {
     pub teacher: Option<Arc<dyn Teach>>,
     /// Evaluates.
     pub evaluator: Option<Arc<dyn Evaluate>>,
+    /// Loads plugins anew.
+    pub reload: Option<Box<dyn Reload>>,
     /// Takes the numbers.
     pub journal: Box<dyn Journal>,
     /// Tells that the person wants to stop.
@@ -233,6 +242,9 @@ async fn steps(job: &mut Job, state: &mut State) -> Result<End> {
     for step in job.steps.clone() {
         if job.stop.is_asked() {
             return Ok(End::Stopped(state.finished));
+        }
+        if let Some(reload) = &job.reload {
+            tokio::task::block_in_place(|| reload.before(Step(step)))?;
         }
         let span = tracing::info_span!(target: "slime", "step", step, served = state.served.0);
         if !one(job, state, Step(step)).instrument(span).await? {

@@ -5,6 +5,7 @@ use super::journal::RunJournal;
 use super::learner::Learner;
 use super::opened::Opened;
 use super::publish::{Publishing, SelfCheck};
+use super::reload::Hot;
 use super::row::AXIS;
 use super::start::{Held, learner};
 use super::stop::{self, Stop};
@@ -231,6 +232,12 @@ fn job<O: Ops>(
         .source
         .clone()
         .ok_or_else(|| Failure::run("no prompts"))?;
+    let sets = plan
+        .eval
+        .as_ref()
+        .map(|eval| opened.eval_sets(serving, eval));
+    let drivers = sets.iter().flatten().map(|(driver, _)| driver.clone());
+    let reload = Hot::listen(opened, buffer, &journal.console, driver.clone(), drivers);
     let sampler = Sampler::new(driver, source, buffer.clone())
         .with_filters(opened.filters())
         .with_progress(Arc::new(Watch::new(bar.clone(), "sample")));
@@ -254,12 +261,9 @@ fn job<O: Ops>(
         .clone()
         .unwrap_or_else(|| run_weights(learner.checkpoints.parent()));
     let weights = of_epoch(&weights, journal.fence.epoch())?;
-    let evaluator = plan.eval.as_ref().map(|eval| {
+    let evaluator = sets.map(|sets| {
         let progress = Arc::new(Watch::new(bar.clone(), "evaluate"));
-        Arc::new(Evals {
-            sets: opened.eval_sets(serving, eval),
-            progress,
-        }) as Arc<dyn Evaluate>
+        Arc::new(Evals { sets, progress }) as Arc<dyn Evaluate>
     });
     Ok(Job {
         steps,
@@ -295,6 +299,7 @@ fn job<O: Ops>(
         }),
         teacher: teacher(opened)?,
         evaluator,
+        reload: Some(Box::new(reload)),
         journal: Box::new(journal),
         stop,
     })

@@ -23,7 +23,7 @@ pub const SERVERS: &str = "servers";
 pub const MODEL: &str = "model";
 
 /// Keys that may differ when a run is continued: they change neither what is sampled nor what is learned.
-const FREE: [&str; 23] = [
+const FREE: [&str; 24] = [
     "run.dir",
     "run.name",
     "run.num_rollout",
@@ -31,6 +31,7 @@ const FREE: [&str; 23] = [
     "run.save_interval",
     "run.keep_checkpoints",
     "run.plugins",
+    "run.gateway",
     "rollout.concurrency",
     "rollout.external_engine_addrs",
     "rollout.router_addr",

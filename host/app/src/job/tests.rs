@@ -229,6 +229,7 @@ fn job(log: &Log, steps: Range<u64>) -> Job {
         }),
         teacher: None,
         evaluator: Some(Arc::new(Evaluator(log.clone()))),
+        reload: None,
         journal: Box::new(Rows {
             log: log.clone(),
             stop_after: None,

@@ -187,6 +187,17 @@ impl Buffer {
         self.write(|tx| event(tx, step.0, kind, detail))
     }
 
+    /// The run goes on as another: its plugins were loaded anew. Which ones trained which steps stays to be read in `events`.
+    ///
+    /// # Errors
+    /// The database cannot be written.
+    pub fn renew(&self, step: slime_core::Step, identity: &Identity) -> Result<(), RolloutError> {
+        self.write(|tx| {
+            schema::renew_identity(tx, identity)?;
+            event(tx, step.0, "plugins", &identity.summary)
+        })
+    }
+
     /// One transaction; it is durable when this returns.
     fn write<T>(
         &self,

@@ -118,3 +118,10 @@ pub(super) fn set_identity(db: &Connection, identity: &Identity) -> rusqlite::Re
     )
     .map(drop)
 }
+
+pub(super) fn renew_identity(db: &Connection, identity: &Identity) -> rusqlite::Result<()> {
+    let mut set = db.prepare_cached("UPDATE meta SET value = ?2 WHERE key = ?1")?;
+    set.execute(params!["digest", identity.digest])?;
+    set.execute(params!["summary", identity.summary])?;
+    Ok(())
+}

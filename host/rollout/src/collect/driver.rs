@@ -11,15 +11,15 @@ use crate::RolloutError;
 use crate::seed::{hash64, rollout_seed};
 use serde_json::{Map, Value};
 use slime_core::ports::{
-    CodecError, Generated, Generator, Policy, ScoreRequest, Scored, TextCodec,
+    CodecError, Generated, Generator, Policy, ScoreRequest, Scored, TextCodec, Verifier,
 };
 use slime_core::{
     Accounting, Group, GroupId, Outcome, Prompt, Rollout, RolloutId, SamplingParams, Step,
     Trajectory, WeightVersion,
 };
-use std::collections::BTreeSet;
-use std::sync::Arc;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
 /// What one rollout may use up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,6 +97,16 @@ pub struct Driver {
     pub config: Arc<SamplerConfig>,
     pub(super) served: Arc<AtomicU64>,
     pub(super) halted: Arc<AtomicBool>,
+    /// Who drives and scores the groups that begin from now on, where that has changed.
+    pub(super) relief: Arc<Mutex<Option<Crew>>>,
+}
+
+/// Who drives rollouts, and who scores them one by one.
+#[derive(Clone)]
+pub(super) struct Crew {
+    generator: Arc<dyn Generator>,
+    verifier: Option<Arc<dyn Verifier>>,
+    by_source: BTreeMap<String, Arc<dyn Verifier>>,
 }
 
 /// What a group starts from.
@@ -134,7 +144,33 @@ impl Driver {
             config: Arc::new(config),
             served: Arc::default(),
             halted: Arc::default(),
+            relief: Arc::default(),
         }
+    }
+
+    /// Let others drive and score the groups that begin from now on. A group that has begun ends with those that it
+    /// began with; group verifiers and shapers stay.
+    pub fn relieve(&self, generator: Arc<dyn Generator>, scoring: &Scoring) {
+        *crate::lock(&self.relief) = Some(Crew {
+            generator,
+            verifier: scoring.verifier.clone(),
+            by_source: scoring.by_source.clone(),
+        });
+    }
+
+    /// This driver as it is now, whoever comes later.
+    fn pinned(&self) -> Self {
+        let mut pinned = self.clone();
+        pinned.relief = Arc::default();
+        if let Some(crew) = crate::lock(&self.relief).clone() {
+            pinned.generator = crew.generator;
+            pinned.scoring = Arc::new(Scoring {
+                verifier: crew.verifier,
+                by_source: crew.by_source,
+                ..(*self.scoring).clone()
+            });
+        }
+        pinned
     }
 
     /// The same driver under other request ids, so that both may be at work.
@@ -170,6 +206,7 @@ impl Driver {
         tally: &Arc<Tally>,
         on_rollout: impl Fn(&Rollout) -> Result<(), RolloutError>,
     ) -> Result<Group, RolloutError> {
+        let pinned = &self.pinned();
         let Assignment {
             step,
             group,
@@ -181,20 +218,23 @@ impl Driver {
             keep,
         } = from;
         let prompt = Arc::new(prompt);
-        let rendered =
-            match prompt_tokens(self.codec.as_ref(), &prompt, &self.config.template_kwargs) {
-                // No row of this run will do any better.
-                Err(error @ CodecError::NoTemplate) => {
-                    return Err(RolloutError::Render {
-                        prompt: prompt.id.to_string(),
-                        reason: error.to_string(),
-                    });
-                }
-                other => self.fits(&prompt, other),
-            };
-        let seeds = self.seeds(&prompt, draw);
+        let rendered = match prompt_tokens(
+            pinned.codec.as_ref(),
+            &prompt,
+            &pinned.config.template_kwargs,
+        ) {
+            // No row of this run will do any better.
+            Err(error @ CodecError::NoTemplate) => {
+                return Err(RolloutError::Render {
+                    prompt: prompt.id.to_string(),
+                    reason: error.to_string(),
+                });
+            }
+            other => pinned.fits(&prompt, other),
+        };
+        let seeds = pinned.seeds(&prompt, draw);
         done.retain(|r| seeds.get(r.index as usize) == Some(&r.seed));
-        let first = group.0 * u64::from(self.config.n_samples_per_prompt);
+        let first = group.0 * u64::from(pinned.config.n_samples_per_prompt);
         let missing = (0u32..)
             .zip(&seeds)
             .filter(|(index, _)| !done.iter().any(|r| r.index == *index));
@@ -210,7 +250,8 @@ impl Driver {
                 Box::pin(async move {
                     let (rollout, waits) = match rendered {
                         Ok(tokens) => {
-                            self.rollout(prompt, tokens, id, index, attempt, seed, tally, &turns)
+                            pinned
+                                .rollout(prompt, tokens, id, index, attempt, seed, tally, &turns)
                                 .await
                         }
                         Err((tokens, outcome)) => {
@@ -246,9 +287,12 @@ impl Driver {
             prompt: Arc::unwrap_or_clone(prompt),
             rollouts,
         };
-        if !self.gave_up(&group) {
-            let codec = self.codec.as_ref();
-            self.scoring.judge(codec, &mut group, waiting.clone()).await;
+        if !pinned.gave_up(&group) {
+            let codec = pinned.codec.as_ref();
+            pinned
+                .scoring
+                .judge(codec, &mut group, waiting.clone())
+                .await;
             let waited = |r: &&Rollout| waiting.contains(&r.index);
             group
                 .rollouts

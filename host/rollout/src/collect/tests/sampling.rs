@@ -654,3 +654,27 @@ fn h12_age_is_a_mean_over_tokens_and_the_oldest_tokens_maximum() {
     let (mean, max) = lag(&[group], WeightVersion(13)).unwrap();
     assert!((mean - 1.6).abs() < 1e-12 && max == 3, "{mean} {max}");
 }
+
+#[tokio::test]
+async fn a_group_ends_with_the_plugins_that_it_began_with_and_the_next_has_the_new_ones() {
+    use std::sync::OnceLock;
+    let policy = || echo(|_| Ok(turn("x<|end|>", Stop, 1)));
+    let newer = driver(policy(), 4, |_| reward(1.0));
+    let held: Arc<OnceLock<Driver>> = Arc::default();
+    let (inside, newer) = (Arc::clone(&held), Arc::new(newer));
+    let relief = Arc::clone(&newer);
+    // Loaded anew in the middle of the first group: after its first verdict, before its second.
+    let older = driver(policy(), 4, move |_| {
+        let driver = inside.get().unwrap();
+        driver.relieve(Arc::new(Forks), &relief.scoring);
+        reward(0.0)
+    });
+    assert!(held.set(older.clone()).is_ok());
+    let sampler = sampler(older, 1);
+    let first = sampler.groups(Step(0), 1).await.unwrap().groups.remove(0);
+    assert_eq!(first.rewards(), [0.0; 4]);
+    assert!(first.rollouts.iter().all(|r| r.trajectories.len() == 1));
+    let second = sampler.groups(Step(1), 1).await.unwrap().groups.remove(0);
+    assert_eq!(second.rewards(), [1.0; 4]);
+    assert!(second.rollouts.iter().all(|r| r.trajectories.len() == 2));
+}
