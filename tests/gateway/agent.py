@@ -8,57 +8,63 @@ Ends when the run does, and prints the mean reward of every 1,000 sessions.
 """
 
 import argparse
-import asyncio
 import json
+import threading
+import time
+import urllib.error
+import urllib.request
 
-import httpx
-from openai import AsyncOpenAI
+from openai import OpenAI
+
+direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
-async def session(http, base, offer):
-    key = offer["api_key"]
-    policy = AsyncOpenAI(base_url=base, api_key=key, http_client=http)
-    answer = await policy.chat.completions.create(model="policy", messages=offer["messages"])
-    text = answer.choices[0].message.content
-    reward = float(text.strip() == offer["label"])
-    ended = await http.post(
-        f"{base}/sessions/end",
-        headers={"Authorization": f"Bearer {key}"},
-        json={"reward": reward, "metrics": {"tokens": answer.usage.completion_tokens}},
-    )
-    ended.raise_for_status()
+def post(url, body=None, key=""):
+    headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+    with direct.open(urllib.request.Request(url, json.dumps(body or {}).encode(), headers)) as answer:
+        text = answer.read()
+    return json.loads(text) if text else None
+
+
+def session(base, policy, offer):
+    policy = policy.with_options(api_key=offer["api_key"])
+    answer = policy.chat.completions.create(model="policy", messages=offer["messages"])
+    reward = float(answer.choices[0].message.content.strip() == offer["label"])
+    post(f"{base}/sessions/end", {"reward": reward, "metrics": {"tokens": answer.usage.completion_tokens}}, offer["api_key"])
     return reward
 
 
-async def worker(http, base, rewards):
+def work(base, policy, rewards, lock):
     while True:
         try:
-            taken = await http.post(f"{base}/sessions", timeout=60)
-            if taken.status_code == 204:
+            offer = post(f"{base}/sessions")
+            if offer is None:
                 continue
-            taken.raise_for_status()
-            rewards.append(await session(http, base, taken.json()))
-        except Exception as error:
-            try:
-                await http.get(f"{base}/models")
-            except httpx.TransportError:
+            reward = session(base, policy, offer)
+        except urllib.error.HTTPError as error:
+            if error.code == 410:
                 return
-            print(f"a session failed: {error}", flush=True)
-        if len(rewards) % 1000 == 0:
-            last = rewards[-1000:]
-            print(json.dumps({"sessions": len(rewards), "reward": sum(last) / len(last)}), flush=True)
+            print("a session failed:", error.read().decode(), flush=True)
+            continue
+        except OSError:
+            return
+        with lock:
+            rewards.append(reward)
+            if len(rewards) % 1000 == 0:
+                print(json.dumps({"sessions": len(rewards), "reward": sum(rewards[-1000:]) / 1000}), flush=True)
 
 
-async def main():
+def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("base")
     parser.add_argument("--at-once", type=int, default=64)
     said = parser.parse_args()
-    rewards = []
-    limits = httpx.Limits(max_connections=2 * said.at_once)
-    async with httpx.AsyncClient(limits=limits, trust_env=False) as http:
-        await asyncio.gather(*(worker(http, said.base, rewards) for _ in range(said.at_once)))
-    print(json.dumps({"sessions": len(rewards), "ended": True}))
+    rewards, lock, policy = [], threading.Lock(), OpenAI(base_url=said.base, api_key="none")
+    begun = time.time()
+    threads = [threading.Thread(target=work, args=(said.base, policy, rewards, lock)) for _ in range(said.at_once)]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    print(json.dumps({"sessions": len(rewards), "seconds": round(time.time() - begun, 1)}))
 
 
-asyncio.run(main())
+main()

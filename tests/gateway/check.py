@@ -4,24 +4,36 @@
     python tests/gateway/check.py http://127.0.0.1:8900/v1
 """
 
+import json
 import sys
+import urllib.error
+import urllib.request
 
-import httpx
 import openai
 
 base = sys.argv[1]
-http = httpx.Client(trust_env=False, timeout=60)
+direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+def post(path, body, key=""):
+    headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+    try:
+        with direct.open(urllib.request.Request(f"{base}/{path}", json.dumps(body).encode(), headers)) as answer:
+            text = answer.read()
+            return answer.status, json.loads(text) if text else None
+    except urllib.error.HTTPError as error:
+        return error.code, json.loads(error.read())
 
 
 def take():
     while True:
-        taken = http.post(f"{base}/sessions")
-        if taken.status_code == 200:
-            return taken.json()
+        status, offer = post("sessions", {})
+        if status == 200:
+            return offer
 
 
 def client(key):
-    return openai.OpenAI(base_url=base, api_key=key, http_client=http)
+    return openai.OpenAI(base_url=base, api_key=key)
 
 
 def refused(kind, words, policy, **fields):
@@ -54,7 +66,7 @@ if first.choices[0].finish_reason == "stop":
     second = policy.chat.completions.create(model="policy", messages=more, max_completion_tokens=2, stop=["9"])
     assert second.usage.prompt_tokens > first.usage.total_tokens
     print("✓ a second turn, on the tokens of the first")
-end = {"headers": {"Authorization": f"Bearer {offer['api_key']}"}}
-assert http.post(f"{base}/sessions/end", json={}, **end).status_code == 400
-assert http.post(f"{base}/sessions/end", json={"reward": 0.5}, **end).json() == {"ended": True}
+key = offer["api_key"]
+assert post("sessions/end", {}, key)[0] == 400
+assert post("sessions/end", {"reward": 0.5}, key) == (200, {"ended": True})
 refused(openai.AuthenticationError, "no open session", policy, model="p", messages=messages)
