@@ -67,6 +67,21 @@ pub struct Cuda {
     tables: tables::Tables,
 }
 
+/// GPUs that this process sees.
+///
+/// # Errors
+/// There is no driver, or it fails.
+pub fn num_gpus() -> Result<usize> {
+    let driver_is_there = library::discover()
+        .iter()
+        .any(|found| found.name == "driver" && found.path.is_some());
+    if !driver_is_there {
+        return Ok(0);
+    }
+    let count = cudarc::driver::CudaContext::device_count().map_err(driver)?;
+    Ok(usize::try_from(count).unwrap_or(0))
+}
+
 impl Cuda {
     /// Open GPU `ordinal`.
     ///

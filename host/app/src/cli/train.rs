@@ -10,12 +10,12 @@ use crate::job::ranks::{Ranks, Trained};
 use crate::job::stop::{ENDING, Stop};
 use crate::job::{row, run_dir, watch};
 use crate::telemetry::{Telemetry, console};
+use crate::wire::device::Machine;
 use crate::wire::device::on_device;
 use crate::wire::model::{load_other, load_teacher};
 use crate::wire::{Computer, Model, refused};
 use slime_core::RolloutRecord;
 use slime_core::ports::TextCodec;
-use slime_kernels::Ops;
 use slime_rollout::buffer::read_records;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -54,7 +54,7 @@ pub fn run(args: Args, context: &Context) -> Result<Outcome> {
     on_device!(device, ops => super::block_on(train(ops, args, plan, said, context))?)
 }
 
-async fn train<O: Ops>(
+async fn train<O: Machine>(
     ops: Arc<O>,
     args: Args,
     plan: Plan,

@@ -7,7 +7,7 @@ use super::eval_set::Share;
 use super::layer::Origin;
 use super::problem::{Problem, Problems};
 use super::schema::is_key;
-use super::{Device, Plan, Resolved, Verb, units};
+use super::{Plan, Resolved, Verb, units};
 use slime_rollout::pool::PauseMode;
 use slime_rollout::pool::launch::Sglang;
 use slime_rollout::publish::Transport;
@@ -498,13 +498,6 @@ impl<'a> Check<'a> {
                 "train.data_parallel_size",
                 format!("fine-tuning runs on one rank, and the layout has {world}"),
                 "leave the parallel sizes out",
-            );
-        }
-        if world != 1 && self.said.config.model.device == Some(Device::Cuda) {
-            self.refuse(
-                "model.device",
-                format!("a layout of {world} ranks computes on the CPU, not with `cuda`"),
-                "leave the parallel sizes out, or the device",
             );
         }
         if world == 1 {

@@ -18,6 +18,7 @@ use crate::error::{Failure, Result, at_path};
 use crate::telemetry::console::{self, COLUMNS, Console};
 use crate::telemetry::{Telemetry, Trace, metrics, report};
 use crate::wire::caster;
+use crate::wire::device::Machine;
 use crate::wire::device::on_device;
 use crate::wire::dry_run::dry_run;
 use crate::wire::{Computer, Serving, Whose, refused, rollout_failed};
@@ -65,7 +66,7 @@ pub async fn run(
     on_device!(computer, ops => Box::pin(run_on(ops, opened, place, processes, console, trace)).await)
 }
 
-async fn run_on<O: Ops>(
+async fn run_on<O: Machine>(
     ops: Arc<O>,
     opened: Opened,
     place: Place,

@@ -4,6 +4,7 @@
 //! `slime_trainer::parallel` for what several ranks do.
 
 use crate::config::plan::RanksPlan;
+use crate::wire::device::Machine;
 use slime_core::{RolloutRecord, Step};
 use slime_kernels::Ops;
 use slime_kernels::comm::Processes;
@@ -39,8 +40,9 @@ pub struct Trained<'a> {
     pub processes: Option<&'a Arc<Processes>>,
 }
 
-impl<O: Ops> Ranks<O> {
-    /// A trainer of `weights`, which are in the order of the model's parameters and lie on `ops`. All its ranks compute there.
+impl<O: Machine> Ranks<O> {
+    /// A trainer of `weights`, which are in the order of the model's parameters and lie on `ops`. Its ranks compute there, or
+    /// each on a GPU of its own.
     ///
     /// # Errors
     /// Every problem of the configuration; a layout that does not fit the model; a device without room.
@@ -70,15 +72,23 @@ impl<O: Ops> Ranks<O> {
         };
         let source = source(ops.clone(), spec, weights);
         if let Some(processes) = processes {
+            if !O::PROCESSES {
+                return Err(Error::Config(vec![Problem {
+                    key: "device",
+                    detail: "ranks on GPUs are threads of one process: start `slime-host run` once, without `launch`".into(),
+                }]));
+            }
             let processes = Arc::clone(processes);
             let far = ProcessTrainer::lead(&ops, processes, training, &source, ranks.patience)?;
             return Ok(Self::Far(Box::new(far)));
         }
-        let device = move |_| Ok(ops.clone());
-        let many = ParallelTrainer::of_threads(training, source, device, ranks.patience)?;
+        let launch = ops.launch(&training)?;
+        let many = ParallelTrainer::start(training, source, launch, ranks.patience)?;
         Ok(Self::Many(many))
     }
+}
 
+impl<O: Ops> Ranks<O> {
     /// Give it the reference model's weights.
     ///
     /// # Errors

@@ -12,6 +12,7 @@ use crate::config::Problem;
 use crate::error::{Failure, Result, at_path};
 use crate::telemetry::Metrics;
 use crate::telemetry::console::{Console, Progress};
+use crate::wire::device::Machine;
 use crate::wire::model::{load_other, load_teacher, model_failed};
 use crate::wire::{refused, sources};
 use slime_core::Step;
@@ -38,7 +39,7 @@ pub struct Held {
 }
 
 /// The trainer, warmed up or resumed, and how many steps are finished. `None` if the person stopped it meanwhile.
-pub async fn learner<O: Ops>(
+pub async fn learner<O: Machine>(
     ops: Arc<O>,
     opened: &Opened,
     dir: &Path,

@@ -2,9 +2,13 @@
 //! with [`on_device`].
 
 use crate::config::{Device, Dtype, Problem};
-use slime_kernels::Cpu;
-use slime_kernels::cuda::Cuda;
+use slime_kernels::cuda::nccl::Nccl;
+use slime_kernels::cuda::{Cuda, num_gpus};
+use slime_kernels::{Cpu, Ops};
 use slime_model::hf;
+use slime_trainer::parallel::mesh::Group;
+use slime_trainer::parallel::trainer::{Launch, key_heads};
+use slime_trainer::parallel::{Mesh, Place, Training};
 use std::sync::Arc;
 
 /// An open device.
@@ -12,7 +16,7 @@ use std::sync::Arc;
 pub enum Computer {
     /// All cores.
     Cpu(Arc<Cpu<f32>>),
-    /// The first GPU that the driver shows.
+    /// The first GPU that the driver shows, and of a layout of several ranks the next ones too.
     Cuda(Arc<Cuda>),
 }
 
@@ -34,6 +38,65 @@ impl Computer {
                 )),
             },
         }
+    }
+}
+
+/// A device on whose machine the ranks of a layout compute.
+pub trait Machine: Ops + Sized {
+    /// May ranks be processes?
+    const PROCESSES: bool;
+
+    /// What makes each rank's device and its groups, the ranks being threads of this process. The first one is given.
+    ///
+    /// # Errors
+    /// There are fewer devices than ranks need.
+    fn launch(self: &Arc<Self>, training: &Training) -> slime_trainer::Result<Launch<Self>>;
+}
+
+impl Machine for Cpu<f32> {
+    const PROCESSES: bool = true;
+
+    /// All ranks share the cores.
+    fn launch(self: &Arc<Self>, training: &Training) -> slime_trainer::Result<Launch<Self>> {
+        let (parallel, heads) = (training.parallel.clone(), key_heads(&training.spec));
+        let ops = self.clone();
+        Ok(Arc::new(move |rank, world| {
+            let mesh = Mesh::of_threads(&ops, world, &parallel, heads, rank)?;
+            Ok((ops.clone(), mesh))
+        }))
+    }
+}
+
+impl Machine for Cuda {
+    const PROCESSES: bool = false;
+
+    /// A GPU a rank, numbers meeting by NCCL.
+    fn launch(self: &Arc<Self>, training: &Training) -> slime_trainer::Result<Launch<Self>> {
+        let (parallel, heads) = (training.parallel.clone(), key_heads(&training.spec));
+        let (needed, found) = (parallel.world(), num_gpus()?);
+        if needed > found {
+            return Err(slime_trainer::Error::Config(vec![slime_trainer::Problem {
+                key: "data_parallel_size",
+                detail: format!(
+                    "the layout has {needed} ranks, and each takes a GPU of its own; this process sees {found}"
+                ),
+            }]));
+        }
+        let first = self.clone();
+        Ok(Arc::new(move |rank, world| {
+            let ops = match rank {
+                0 => first.clone(),
+                _ => Arc::new(Self::open(rank)?),
+            };
+            let mesh = Mesh::new(Place::new(&parallel, rank), heads, |name, members| {
+                let (ops, world) = (ops.clone(), world.clone());
+                let sends = name == "pp";
+                let group: Group<Self> =
+                    Arc::new(Nccl::new(ops, world, name, members, rank, sends)?);
+                Ok(group)
+            })?;
+            Ok((ops, mesh))
+        }))
     }
 }
 
