@@ -37,6 +37,10 @@ impl Stop {
     /// Let requests to stop pass while the task lives; the second one kills.
     pub fn ignore() -> tokio::task::JoinHandle<()> {
         tokio::spawn(async {
+            // An agent hands every signal on to every rank; what is rank 0's business must not end the others.
+            #[cfg(unix)]
+            let _heard =
+                tokio::signal::unix::signal(tokio::signal::unix::SignalKind::user_defined1());
             signal().await;
             tokio::time::sleep(SAME).await;
             signal().await;
