@@ -89,7 +89,7 @@ fn unsupported_configurations_are_refused_by_name() {
     );
     assert!(
         with("quantization_config", json!({"bits": 4}))
-            .ends_with("give the unquantised model: training needs its full weights")
+            .ends_with("supported: fp8 in blocks of 128 x 128. Give the unquantised model otherwise: training needs its full weights")
     );
 }
 
