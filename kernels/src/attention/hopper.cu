@@ -354,11 +354,7 @@ hopper_dkv(const __grid_constant__ TensorMap qkv, const __grid_constant__ Tensor
   int group = warpgroup();
   if (threadIdx.x == 0) {
     barrier_init(kv_full, 1);
-    for (int i = 0; i < DEPTH; i++) {
-      barrier_init(full + 8 * i, 1);
-      barrier_init(vacant + 8 * i, 8);
-    }
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    init_ring<DEPTH>(full, vacant);
   }
   __syncthreads();
   Tile tile = tiles[blockIdx.y];
@@ -529,11 +525,7 @@ hopper_dq_kept(const __grid_constant__ TensorMap qkv, const u8* kept, const Tile
   u32 full = bars, vacant = full + 8 * KEPT_DEPTH, stages = bars + 1024;
   int group = warpgroup();
   if (threadIdx.x == 0) {
-    for (int i = 0; i < KEPT_DEPTH; i++) {
-      barrier_init(full + 8 * i, 1);
-      barrier_init(vacant + 8 * i, 8);
-    }
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    init_ring<KEPT_DEPTH>(full, vacant);
   }
   __syncthreads();
   Tile tile = tiles[blockIdx.y];
@@ -604,11 +596,7 @@ hopper_dq(const __grid_constant__ TensorMap qkv, const __grid_constant__ TensorM
   int group = warpgroup();
   if (threadIdx.x == 0) {
     barrier_init(q_full, 1);
-    for (int i = 0; i < DEPTH; i++) {
-      barrier_init(full + 8 * i, 1);
-      barrier_init(vacant + 8 * i, 8);
-    }
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    init_ring<DEPTH>(full, vacant);
   }
   __syncthreads();
   Tile tile = tiles[blockIdx.y];

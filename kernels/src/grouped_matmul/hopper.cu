@@ -39,11 +39,7 @@ __device__ __forceinline__ void grouped(const TensorMap& left, const TensorMap& 
   u32 full = bars, vacant = full + 8 * DEPTH, stages = bars + 1024;
   int group = warpgroup();
   if (threadIdx.x == 0) {
-    for (int i = 0; i < DEPTH; i++) {
-      barrier_init(full + 8 * i, 1);
-      barrier_init(vacant + 8 * i, 8);
-    }
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    init_ring<DEPTH>(full, vacant);
   }
   __syncthreads();
   int tiles = count * ((n + TILE - 1) / TILE) * (F == TN ? (m + TILE - 1) / TILE : 1);
