@@ -16,14 +16,12 @@
 use serde_json::json;
 use slime_core::{GroupId, RolloutId, RolloutRecord};
 use slime_kernels::Ops;
-use slime_kernels::comm::{Threads, World};
 use slime_kernels::cuda::Cuda;
-use slime_kernels::cuda::nccl::{self, Nccl};
+use slime_kernels::cuda::nccl;
 use slime_model::families::{HfConfig, from_config};
 use slime_model::{ModelSpec, ParamSpec, params};
-use slime_trainer::parallel::mesh::Group;
-use slime_trainer::parallel::trainer::{Launch, Weights, key_heads};
-use slime_trainer::parallel::{Mesh, ParallelConfig, ParallelTrainer, Place, Training};
+use slime_trainer::parallel::trainer::{Weights, gpus, threads};
+use slime_trainer::parallel::{ParallelConfig, ParallelTrainer, Training};
 use slime_trainer::{TrainConfig, TrainMetrics, Trainer};
 use std::error::Error;
 use std::process::ExitCode;
@@ -172,27 +170,14 @@ fn ranks(
         parallel: parallel.clone(),
         vocab: spec.vocab,
     };
-    let (parallel, kv) = (parallel.clone(), key_heads(spec));
-    let launch: Launch<Cuda> = Arc::new(move |rank, world: &Arc<World>| {
+    let device = move |rank| {
         let ordinal = if place == Where::Apart { rank } else { 0 };
-        let ops = Arc::new(Cuda::open(ordinal)?);
-        let mesh = Mesh::new(Place::new(&parallel, rank), kv, |name, members| {
-            if place == Where::Threads {
-                let comm = Threads::new(ops.clone(), world.clone(), name, members, rank)?;
-                return Ok(Arc::new(comm) as Group<Cuda>);
-            }
-            let comm = Nccl::new(
-                ops.clone(),
-                world.clone(),
-                name,
-                members,
-                rank,
-                name == "pp",
-            )?;
-            Ok(Arc::new(comm) as Group<Cuda>)
-        })?;
-        Ok((ops, mesh))
-    });
+        Ok(Arc::new(Cuda::open(ordinal)?))
+    };
+    let launch = match place {
+        Where::Threads => threads(&training, device),
+        Where::Apart | Where::Together => gpus(&training, device),
+    };
     let weights: Weights = Arc::new(|param| Ok(weight(param)));
     Ok(ParallelTrainer::start(
         training,

@@ -2,13 +2,11 @@
 //! with [`on_device`].
 
 use crate::config::{Device, Dtype, Problem};
-use slime_kernels::cuda::nccl::Nccl;
 use slime_kernels::cuda::{Cuda, num_gpus};
 use slime_kernels::{Cpu, Ops};
 use slime_model::hf;
-use slime_trainer::parallel::mesh::Group;
-use slime_trainer::parallel::trainer::{Launch, key_heads};
-use slime_trainer::parallel::{Mesh, Place, Training};
+use slime_trainer::parallel::Training;
+use slime_trainer::parallel::trainer::{Launch, gpus, threads};
 use std::sync::Arc;
 
 /// An open device.
@@ -58,12 +56,8 @@ impl Machine for Cpu<f32> {
 
     /// All ranks share the cores.
     fn launch(self: &Arc<Self>, training: &Training) -> slime_trainer::Result<Launch<Self>> {
-        let (parallel, heads) = (training.parallel.clone(), key_heads(&training.spec));
         let ops = self.clone();
-        Ok(Arc::new(move |rank, world| {
-            let mesh = Mesh::of_threads(&ops, world, &parallel, heads, rank)?;
-            Ok((ops.clone(), mesh))
-        }))
+        Ok(threads(training, move |_| Ok(ops.clone())))
     }
 }
 
@@ -72,8 +66,7 @@ impl Machine for Cuda {
 
     /// A GPU a rank, numbers meeting by NCCL.
     fn launch(self: &Arc<Self>, training: &Training) -> slime_trainer::Result<Launch<Self>> {
-        let (parallel, heads) = (training.parallel.clone(), key_heads(&training.spec));
-        let (needed, found) = (parallel.world(), num_gpus()?);
+        let (needed, found) = (training.parallel.world(), num_gpus()?);
         if needed > found {
             return Err(slime_trainer::Error::Config(vec![slime_trainer::Problem {
                 key: "data_parallel_size",
@@ -83,19 +76,9 @@ impl Machine for Cuda {
             }]));
         }
         let first = self.clone();
-        Ok(Arc::new(move |rank, world| {
-            let ops = match rank {
-                0 => first.clone(),
-                _ => Arc::new(Self::open(rank)?),
-            };
-            let mesh = Mesh::new(Place::new(&parallel, rank), heads, |name, members| {
-                let (ops, world) = (ops.clone(), world.clone());
-                let sends = name == "pp";
-                let group: Group<Self> =
-                    Arc::new(Nccl::new(ops, world, name, members, rank, sends)?);
-                Ok(group)
-            })?;
-            Ok((ops, mesh))
+        Ok(gpus(training, move |rank| match rank {
+            0 => Ok(first.clone()),
+            _ => Ok(Arc::new(Self::open(rank)?)),
         }))
     }
 }

@@ -5,6 +5,8 @@
 use super::layout::ParallelConfig;
 use super::place::{Axis, Place};
 use slime_kernels::comm::{Processes, Tcp, Threads, World};
+use slime_kernels::cuda::Cuda;
+use slime_kernels::cuda::nccl::Nccl;
 use slime_kernels::{Comm, Ops, Result};
 use slime_model::layers::{Experts, Peers};
 use std::sync::Arc;
@@ -34,6 +36,26 @@ pub struct Mesh<O: Ops> {
     pub embedding: Option<Group<O>>,
     /// Ranks of the tp group that hold the same key heads; `None` where nobody else does.
     pub key_replicas: Option<Group<O>>,
+}
+
+impl Mesh<Cuda> {
+    /// Between GPUs, over NCCL.
+    ///
+    /// # Errors
+    /// There is no NCCL, or a rank failed.
+    pub fn of_gpus(
+        ops: &Arc<Cuda>,
+        world: &Arc<World>,
+        config: &ParallelConfig,
+        kv_heads: usize,
+        rank: usize,
+    ) -> Result<Self> {
+        Self::new(Place::new(config, rank), kv_heads, |name, members| {
+            let (ops, world) = (ops.clone(), world.clone());
+            let sends = name == "pp";
+            Ok(Arc::new(Nccl::new(ops, world, name, members, rank, sends)?))
+        })
+    }
 }
 
 impl<O: Ops> Mesh<O> {

@@ -16,6 +16,7 @@ use crate::{Error, Result};
 use slime_core::RolloutRecord;
 use slime_kernels::Ops;
 use slime_kernels::comm::World;
+use slime_kernels::cuda::Cuda;
 use slime_model::{LayerSpec, ModelSpec, ParamSpec, params};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -31,6 +32,39 @@ pub type Weights = Arc<dyn Fn(&ParamSpec) -> Result<Vec<f32>> + Send + Sync>;
 
 /// Makes a rank's device and its groups.
 pub type Launch<O> = Arc<dyn Fn(usize, &Arc<World>) -> Result<(Arc<O>, Mesh<O>)> + Send + Sync>;
+
+/// How a rank's groups are made: its device, the ranks' world, the layout, the model's key heads, the rank.
+type Meet<O> =
+    fn(&Arc<O>, &Arc<World>, &ParallelConfig, usize, usize) -> slime_kernels::Result<Mesh<O>>;
+
+fn launch<O: Ops>(
+    training: &Training,
+    device: impl Fn(usize) -> Result<Arc<O>> + Send + Sync + 'static,
+    meet: Meet<O>,
+) -> Launch<O> {
+    let (parallel, kv) = (training.parallel.clone(), key_heads(&training.spec));
+    Arc::new(move |rank, world| {
+        let ops = device(rank)?;
+        let mesh = meet(&ops, world, &parallel, kv, rank)?;
+        Ok((ops, mesh))
+    })
+}
+
+/// Ranks that meet in this process's memory, each on what `device` gives it.
+pub fn threads<O: Ops>(
+    training: &Training,
+    device: impl Fn(usize) -> Result<Arc<O>> + Send + Sync + 'static,
+) -> Launch<O> {
+    launch(training, device, Mesh::of_threads)
+}
+
+/// Ranks that meet over NCCL, each on the GPU that `device` gives it.
+pub fn gpus(
+    training: &Training,
+    device: impl Fn(usize) -> Result<Arc<Cuda>> + Send + Sync + 'static,
+) -> Launch<Cuda> {
+    launch(training, device, Mesh::of_gpus)
+}
 
 type Job<O> = Box<dyn FnOnce(&mut Option<Rank<O>>) + Send>;
 
@@ -68,12 +102,7 @@ impl<O: Ops> ParallelTrainer<O> {
         device: impl Fn(usize) -> Result<Arc<O>> + Send + Sync + 'static,
         patience: Duration,
     ) -> Result<Self> {
-        let (parallel, kv) = (training.parallel.clone(), key_heads(&training.spec));
-        let launch: Launch<O> = Arc::new(move |rank, world| {
-            let ops = device(rank)?;
-            let mesh = Mesh::of_threads(&ops, world, &parallel, kv, rank)?;
-            Ok((ops, mesh))
-        });
+        let launch = threads(&training, device);
         Self::start(training, weights, launch, patience)
     }
 

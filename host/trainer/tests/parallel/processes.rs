@@ -94,21 +94,28 @@ fn steps() -> [Vec<RolloutRecord>; 2] {
     ]
 }
 
-fn by_processes(toy: Toy, parallel: &ParallelConfig, dir: &Path) -> Left {
-    let (left, ends) = led(toy, parallel, parallel.world(), |mut trainer| {
+/// Trains both steps and saves: what is left of it. Trainers of processes and of threads share no type.
+macro_rules! left_by {
+    ($trainer:ident, $toy:ident, $dir:ident) => {{
         let metrics = steps()
             .iter()
-            .flat_map(|records| trainer.train(records).unwrap())
+            .flat_map(|records| $trainer.train(records).unwrap())
             .collect();
-        let scores = trainer.log_probs(&[&[1, 2, 3, 4, 5]]).unwrap();
+        let scores = $trainer.log_probs(&[&[1, 2, 3, 4, 5]]).unwrap();
         let scores = scores[0].logprobs.iter().map(|x| x.to_bits()).collect();
-        let weights = params(&toy.spec())
+        let weights = params(&$toy.spec())
             .iter()
-            .flat_map(|p| trainer.read_param(p).unwrap())
+            .flat_map(|p| $trainer.read_param(p).unwrap())
             .map(f32::to_bits)
             .collect();
-        trainer.save(dir, Step(2)).unwrap();
+        $trainer.save($dir, Step(2)).unwrap();
         (metrics, scores, weights)
+    }};
+}
+
+fn by_processes(toy: Toy, parallel: &ParallelConfig, dir: &Path) -> Left {
+    let (left, ends) = led(toy, parallel, parallel.world(), |mut trainer| {
+        left_by!(trainer, toy, dir)
     });
     for end in ends {
         end.unwrap();
@@ -118,19 +125,7 @@ fn by_processes(toy: Toy, parallel: &ParallelConfig, dir: &Path) -> Left {
 
 fn by_threads(toy: Toy, parallel: &ParallelConfig, dir: &Path) -> Left {
     let mut trainer = ranks(F32::new, toy, &config(), parallel).unwrap();
-    let metrics = steps()
-        .iter()
-        .flat_map(|records| trainer.train(records).unwrap())
-        .collect();
-    let scores = trainer.log_probs(&[&[1, 2, 3, 4, 5]]).unwrap();
-    let scores = scores[0].logprobs.iter().map(|x| x.to_bits()).collect();
-    let weights = params(&toy.spec())
-        .iter()
-        .flat_map(|p| trainer.read_param(p).unwrap())
-        .map(f32::to_bits)
-        .collect();
-    trainer.save(dir, Step(2)).unwrap();
-    (metrics, scores, weights)
+    left_by!(trainer, toy, dir)
 }
 
 fn files(dir: &Path) -> Vec<(String, Vec<u8>)> {
