@@ -310,14 +310,23 @@ impl<O: Ops> Network<O> {
         let hidden = self.forward_with(ids, sequences, wanted, Replay::Record(&routes))?;
         let mut routes = routes.into_inner();
         if let Some(last) = routes.layers.last_mut() {
-            let top_k = last.len() / wanted.len().max(1);
-            let mut all = vec![Routes::FREE; ids.len() * top_k];
-            for (row, experts) in wanted.iter().zip(last.chunks_exact(top_k.max(1))) {
-                all[*row as usize * top_k..][..top_k].copy_from_slice(experts);
-            }
-            *last = all;
+            *last = Routes::spread(last, wanted, ids.len());
         }
         Ok((hidden, routes))
+    }
+
+    /// The same with experts that another pass chose, as [`Self::forward_replaying`] takes them.
+    ///
+    /// # Errors
+    /// As [`Self::forward_replaying`].
+    pub fn forward_routed(
+        &self,
+        ids: &[u32],
+        sequences: &Sequences,
+        wanted: &[u32],
+        routes: &Routes,
+    ) -> Result<O::Tensor> {
+        self.forward_with(ids, sequences, wanted, Replay::Force(routes))
     }
 
     fn forward_with(
@@ -327,12 +336,16 @@ impl<O: Ops> Network<O> {
         wanted: &[u32],
         routes: Replay<'_>,
     ) -> Result<O::Tensor> {
+        let of_wanted = match routes {
+            Replay::Force(routes) => Some(routes.select(wanted, ids.len())),
+            Replay::Off | Replay::Record(_) => None,
+        };
         let Packed {
             ids,
             positions,
             rows,
         } = self.packed(ids, sequences, wanted)?;
-        let pass = Pass {
+        let mut pass = Pass {
             routes,
             ..self.pass(&positions)
         };
@@ -340,6 +353,11 @@ impl<O: Ops> Network<O> {
         let last = self.wiring.blocks.len() - 1;
         for (layer, block) in self.wiring.blocks.iter().enumerate() {
             let rows = rows.as_ref().filter(|_| layer == last);
+            if layer == last
+                && let Some(of_wanted) = &of_wanted
+            {
+                pass.routes = Replay::Force(of_wanted);
+            }
             stream = block.infer(stream, sequences, rows, pass)?;
         }
         Ok(self

@@ -27,7 +27,7 @@ impl<O: Ops> Trainer<O> {
             .0)
     }
 
-    /// The same, and the experts of each micro-batch.
+    /// The same, and the experts of each micro-batch that does not say them.
     fn scores_and_routes(
         &self,
         network: &Network<O>,
@@ -43,9 +43,15 @@ impl<O: Ops> Trainer<O> {
         let mut done = 0;
         for micro in packed {
             self.report(phase, step, (done, total));
-            let (hidden, routes) =
-                network.forward_recording(&micro.ids, &micro.sequences, &micro.rows)?;
-            all_routes.push(routes);
+            let (ids, sequences, rows) = (&micro.ids, &micro.sequences, &micro.rows);
+            let hidden = match &micro.routes {
+                Some(routes) => network.forward_routed(ids, sequences, rows, routes)?,
+                None => {
+                    let (hidden, routes) = network.forward_recording(ids, sequences, rows)?;
+                    all_routes.push(routes);
+                    hidden
+                }
+            };
             let stats = head.stats(&hidden, &micro.targets)?;
             for (row, &number) in micro.tokens.iter().enumerate() {
                 scores.logp[number] = stats.logprob[row];
@@ -119,7 +125,7 @@ impl<O: Ops> Trainer<O> {
 
     /// The old policy's log-probs. With a single step the step's own forward gives them, and the ratio is exactly 1.
     /// With routing replay, the experts it chose are what the steps' own passes use too, however far the router has
-    /// moved by then.
+    /// moved by then; with the engine's, those that it chose are used here already.
     pub(crate) fn fill_old(
         &self,
         batches: &mut [Batch<'_>],

@@ -100,19 +100,7 @@ impl<O: Ops> Trainer<O> {
         config: TrainConfig,
     ) -> Result<Self> {
         config.validate().map_err(Error::Config)?;
-        let replays = [
-            ("use_routing_replay", config.use_routing_replay),
-            (
-                "use_rollout_routing_replay",
-                config.use_rollout_routing_replay,
-            ),
-        ];
-        if let Some((key, _)) = replays.iter().find(|(_, on)| *on)
-            && !spec.layers.iter().any(|l| matches!(l.ffn, Ffn::Moe(_)))
-        {
-            let detail = format!("has no effect: {} has no experts", spec.family.model_type);
-            return Err(Error::Config(vec![Problem { key, detail }]));
-        }
+        refuse_replay_without_experts(&config, &spec)?;
         let network = Network::new(ops.clone(), spec, weights)?;
         let optimizer = Optimizer::new(&*ops, network.weights(), &config)?;
         let grads = Gradients::zeros(&*ops, network.weights())?;
@@ -253,13 +241,13 @@ impl<O: Ops> Trainer<O> {
         check_rollout_logprobs(&self.config, records)?;
         self.fill_reference(&mut batches, &packed)?;
         self.fill_teacher(&mut batches, &packed)?;
-        self.fill_old(&mut batches, &mut packed)?;
-        let warms_up = self.fill_values(&mut batches, &packed)?;
         if self.config.use_rollout_routing_replay {
             for (batch, packed) in batches.iter().zip(&mut packed) {
                 routes::of_rollouts(self.network.spec(), batch, packed)?;
             }
         }
+        self.fill_old(&mut batches, &mut packed)?;
+        let warms_up = self.fill_values(&mut batches, &packed)?;
         advantages::fill(&self.config, &rollouts, &mut batches);
         self.fill_corrections(&mut batches);
         warn_if_nothing_to_learn(&batches);
@@ -478,6 +466,25 @@ impl<O: Ops> Trainer<O> {
                 tokens,
             });
         }
+    }
+}
+
+/// Routes are a mixture of experts'.
+pub(crate) fn refuse_replay_without_experts(config: &TrainConfig, spec: &ModelSpec) -> Result<()> {
+    let replays = [
+        ("use_routing_replay", config.use_routing_replay),
+        (
+            "use_rollout_routing_replay",
+            config.use_rollout_routing_replay,
+        ),
+    ];
+    let has_experts = spec.layers.iter().any(|l| matches!(l.ffn, Ffn::Moe(_)));
+    match replays.iter().find(|(_, on)| *on) {
+        Some((key, _)) if !has_experts => {
+            let detail = format!("has no effect: {} has no experts", spec.family.model_type);
+            Err(Error::Config(vec![Problem { key, detail }]))
+        }
+        _ => Ok(()),
     }
 }
 

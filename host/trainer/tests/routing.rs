@@ -129,6 +129,15 @@ fn the_engines_experts_are_taken_from_the_records() {
     moved.train(&other).unwrap();
     assert_ne!(bits(&moved), bits(&reference));
 
+    // The old log-probs are those of the experts that train, so the first step's ratios are 1.
+    let several = TrainConfig {
+        num_steps_per_rollout: Some(3),
+        ..config()
+    };
+    let first = &trainer(&ops, model, several).train(&other).unwrap()[0];
+    assert!(first.ppo_kl.unwrap().abs() < 1e-6, "{:?}", first.ppo_kl);
+    assert_eq!(first.clipfrac, Some(0.0));
+
     records[0].routed_experts = Some("AAAA".into());
     let error = told.train(&records).unwrap_err().to_string();
     assert!(

@@ -55,14 +55,27 @@ impl Routes {
 
     /// Those of `rows`, in that order.
     pub fn select(&self, rows: &[u32], num_rows: usize) -> Self {
-        let pick = |layer: &Vec<u32>| {
-            let top_k = layer.len() / num_rows.max(1);
-            let row = |r: &u32| layer[*r as usize * top_k..(*r as usize + 1) * top_k].to_vec();
-            rows.iter().flat_map(row).collect()
-        };
+        let of = |layer: &Vec<u32>| Self::picked(layer, rows, num_rows);
         Self {
-            layers: self.layers.iter().map(pick).collect(),
+            layers: self.layers.iter().map(of).collect(),
         }
+    }
+
+    /// The same for one layer, of whose `num_rows` rows `all` is.
+    pub fn picked(all: &[u32], rows: &[u32], num_rows: usize) -> Vec<u32> {
+        let top_k = all.len() / num_rows.max(1);
+        let row = |r: &u32| &all[*r as usize * top_k..(*r as usize + 1) * top_k];
+        rows.iter().flat_map(row).copied().collect()
+    }
+
+    /// The reverse for one layer: `experts` are of `rows`; those of the other rows are left free.
+    pub fn spread(experts: &[u32], rows: &[u32], num_rows: usize) -> Vec<u32> {
+        let top_k = experts.len() / rows.len().max(1);
+        let mut all = vec![Self::FREE; num_rows * top_k];
+        for (row, experts) in rows.iter().zip(experts.chunks_exact(top_k.max(1))) {
+            all[*row as usize * top_k..][..top_k].copy_from_slice(experts);
+        }
+        all
     }
 }
 

@@ -1,4 +1,8 @@
 //! The experts that an engine chose while it sampled, from the rollouts' records into micro-batches.
+//!
+//! ```text
+//! record: [tokens - 1, layers, top_k] in base64 ─► a micro-batch's rows, layer by layer; −1 leaves a row to the router
+//! ```
 
 use super::{Batch, MicroBatch};
 use crate::{Error, Result};
@@ -6,7 +10,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use slime_core::RolloutRecord;
 use slime_model::layers::Routes;
-use slime_model::{Ffn, ModelSpec};
+use slime_model::{Ffn, LayerSpec, ModelSpec};
 
 /// Give every micro-batch of `batch` the experts that its records bring.
 ///
@@ -14,28 +18,43 @@ use slime_model::{Ffn, ModelSpec};
 /// A record brings none, or they do not fit the model.
 pub fn of_rollouts(spec: &ModelSpec, batch: &Batch<'_>, packed: &mut [MicroBatch]) -> Result<()> {
     for micro in packed {
-        let mut routes = Routes {
-            layers: vec![Vec::new(); spec.layers.len()],
-        };
-        for &member in &micro.members {
-            let sequence = &batch.sequences[member];
-            append(spec, sequence.record, sequence.inputs().len(), &mut routes).map_err(
-                |detail| {
-                    let (group, rollout) = sequence
-                        .record
-                        .map_or((0, 0), |r| (r.group_id.0, r.rollout_id.0));
-                    Error::Record {
-                        index: member,
-                        group,
-                        rollout,
-                        detail,
-                    }
-                },
-            )?;
-        }
-        micro.routes = Some(routes);
+        micro.routes = Some(of_members(spec, batch, &micro.members)?);
     }
     Ok(())
+}
+
+/// The experts of some sequences' input tokens, end to end.
+///
+/// # Errors
+/// As [`of_rollouts`]; the index is the sequence's.
+pub fn of_members(spec: &ModelSpec, batch: &Batch<'_>, members: &[usize]) -> Result<Routes> {
+    let mut routes = Routes {
+        layers: vec![Vec::new(); spec.layers.len()],
+    };
+    for &member in members {
+        let sequence = &batch.sequences[member];
+        let refuse = |detail| {
+            let ids = sequence.record.map(|r| (r.group_id.0, r.rollout_id.0));
+            let (group, rollout) = ids.unwrap_or_default();
+            Error::Record {
+                index: member,
+                group,
+                rollout,
+                detail,
+            }
+        };
+        let num_tokens = sequence.inputs().len();
+        append(spec, sequence.record, num_tokens, &mut routes).map_err(refuse)?;
+    }
+    Ok(routes)
+}
+
+/// Experts of a token in a layer; 0 where there are none.
+pub fn top_k(layer: &LayerSpec) -> usize {
+    match &layer.ffn {
+        Ffn::Moe(moe) => moe.routing.top_k,
+        Ffn::SwiGlu { .. } => 0,
+    }
 }
 
 /// The first `num_tokens` tokens' experts of one record, behind what is there.
@@ -53,10 +72,7 @@ fn append(
     let bytes = STANDARD
         .decode(text)
         .map_err(|e| format!("routed_experts is not base64: {e}"))?;
-    let top_k = spec.layers.iter().find_map(|layer| match &layer.ffn {
-        Ffn::Moe(moe) => Some(moe.routing.top_k),
-        Ffn::SwiGlu { .. } => None,
-    });
+    let top_k = spec.layers.iter().map(top_k).max();
     let (layers, top_k) = (spec.layers.len(), top_k.unwrap_or(0));
     let of_token = 4 * layers * top_k;
     let expected = of_token * (tokens - 1);
@@ -85,7 +101,16 @@ fn append(
         .collect();
     for (at, experts) in experts.chunks_exact(top_k.max(1)).enumerate() {
         let (token, layer) = (at / layers, at % layers);
-        if token < num_tokens && matches!(spec.layers[layer].ffn, Ffn::Moe(_)) {
+        if let Ffn::Moe(moe) = &spec.layers[layer].ffn
+            && token < num_tokens
+        {
+            let (named, known) = (experts.iter(), moe.routing.experts);
+            let mut foreign = named.filter(|e| **e != Routes::FREE && **e as usize >= known);
+            if let Some(expert) = foreign.next() {
+                return Err(format!(
+                    "routed_experts names expert {expert} for token {token} in layer {layer}, and the model has {known}"
+                ));
+            }
             routes.layers[layer].extend(experts);
         }
     }

@@ -13,6 +13,7 @@ pub mod pipeline;
 pub mod place;
 pub mod processes;
 pub mod rank;
+mod replay;
 pub mod schedule;
 pub mod shard;
 pub mod share;

@@ -9,7 +9,8 @@ use super::slice::LocalMicro;
 use super::stage::{Passed, Saved, Stage};
 use crate::Result;
 use slime_kernels::Ops;
-use slime_model::layers::{Gradients, Recompute};
+use slime_model::layers::{Gradients, Recompute, Routes};
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 
 /// A stage, its neighbours and the micro-batches of one pass.
@@ -54,15 +55,16 @@ impl<O: Ops> Pipeline<'_, O> {
         chunk: usize,
         micro: usize,
         keep: Option<&[Recompute]>,
+        record: Option<&RefCell<Routes>>,
     ) -> Result<(Option<O::Tensor>, Option<Saved<O>>)> {
         let (at, is_first, is_last) = self.place(chunk);
         let input = match is_first {
             true => None,
             false => Some(self.receive(chunk, micro, false)?),
         };
-        let Passed { out, saved } = self
-            .stage
-            .forward(chunk, input, &self.micros[micro], keep)?;
+        let Passed { out, saved } =
+            self.stage
+                .forward(chunk, input, &self.micros[micro], keep, record)?;
         if is_last {
             return Ok((Some(out), saved));
         }
@@ -74,12 +76,26 @@ impl<O: Ops> Pipeline<'_, O> {
     ///
     /// # Errors
     /// A rank or the device failed, or what `last` returns.
-    pub fn look(&self, mut last: impl FnMut(usize, O::Tensor) -> Result<()>) -> Result<()> {
+    pub fn look(&self, last: impl FnMut(usize, O::Tensor) -> Result<()>) -> Result<()> {
+        self.look_and_record(None, last)
+    }
+
+    /// The same, and what routers here choose for each micro-batch is noted in `routes`.
+    ///
+    /// # Errors
+    /// As [`Self::look`].
+    pub fn look_and_record(
+        &self,
+        routes: Option<&[RefCell<Routes>]>,
+        mut last: impl FnMut(usize, O::Tensor) -> Result<()>,
+    ) -> Result<()> {
         let (stages, chunks) = (self.pp.size(), self.stage.num_chunks());
         for work in forwards(stages, chunks, self.micros.len()) {
-            if let Work::Forward { chunk, micro } = work
-                && let (Some(hidden), _) = self.forward(chunk, micro, None)?
-            {
+            let Work::Forward { chunk, micro } = work else {
+                continue;
+            };
+            let record = routes.map(|routes| &routes[micro]);
+            if let (Some(hidden), _) = self.forward(chunk, micro, None, record)? {
                 last(micro, hidden)?;
             }
         }
@@ -102,7 +118,7 @@ impl<O: Ops> Pipeline<'_, O> {
         for work in one_f_one_b(self.pp.rank(), stages, chunks, self.micros.len()) {
             match work {
                 Work::Forward { chunk, micro } => {
-                    let (hidden, saved) = self.forward(chunk, micro, Some(recompute))?;
+                    let (hidden, saved) = self.forward(chunk, micro, Some(recompute), None)?;
                     let dhidden = match hidden {
                         Some(hidden) => Some(last(micro, hidden, grads)?),
                         None => None,

@@ -9,6 +9,7 @@ use super::layout::ParallelConfig;
 use super::mesh::Mesh;
 use super::pipeline::Pipeline;
 use super::place::Axis;
+use super::replay;
 use super::share::{Cost, micro_batches};
 use super::slice::{LocalMicro, Slicing};
 use super::stage::{Make, Stage};
@@ -20,12 +21,15 @@ use crate::data::{Batch, split_steps};
 use crate::metrics::TrainMetrics;
 use crate::passes::{check_rollout_logprobs, correct};
 use crate::step::{Evaluation, Scores, metrics};
-use crate::trainer::{TokenScores, recompute_of, warn_if_nothing_to_learn};
+use crate::trainer::{
+    TokenScores, recompute_of, refuse_replay_without_experts, warn_if_nothing_to_learn,
+};
 use crate::{Error, Result, advantages};
 use slime_core::RolloutRecord;
 use slime_kernels::{Ops, Reduce, TokenStats};
 use slime_model::ModelSpec;
-use slime_model::layers::{Gradients, Recompute};
+use slime_model::layers::{Gradients, Recompute, Routes};
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
@@ -64,6 +68,7 @@ impl<O: Ops> Rank<O> {
     ) -> Result<Self> {
         config.validate().map_err(Error::Config)?;
         refuse_what_one_rank_does(&config)?;
+        refuse_replay_without_experts(&config, &spec)?;
         let vocab = vocab.min(spec.vocab);
         let stage = Stage::new(ops.clone(), spec, &mesh, &parallel, make)?;
         let optimizer = Zero::new(&*ops, &stage, &mesh, &config, parallel.ddp_bucket_size)?;
@@ -140,21 +145,30 @@ impl<O: Ops> Rank<O> {
             .map(|range| Batch::new(&rollouts, range, how, length))
             .collect();
         check_rollout_logprobs(&self.config, records)?;
-        let micros: Vec<Vec<LocalMicro>> = batches.iter().map(|b| self.micros(b)).collect();
+        let mut micros: Vec<Vec<LocalMicro>> = batches.iter().map(|b| self.micros(b)).collect();
         if let Some(asked_by) = self.config.needs_reference() {
             let reference = self.reference.as_ref();
             let reference = reference.ok_or(Error::NoReference(asked_by))?;
             for (batch, micros) in batches.iter_mut().zip(&micros) {
-                batch.columns.reference = self.scores(reference, batch, micros)?.logp;
+                batch.columns.reference = self.scores(reference, batch, micros, None)?.logp;
             }
+        }
+        // Weights without values choose no experts.
+        if self.config.use_rollout_routing_replay && self.ops.computes() {
+            replay::of_rollouts(&self.stage, &self.mesh, &batches, &mut micros)?;
         }
         if self.config.use_rollout_logprobs {
             for batch in &mut batches {
                 batch.columns.old = batch.columns.rollout.clone();
             }
         } else if batches.len() > 1 || self.config.needs_old() {
-            for (batch, micros) in batches.iter_mut().zip(&micros) {
-                batch.columns.old = self.scores(&self.stage, batch, micros)?.logp;
+            for (batch, micros) in batches.iter_mut().zip(&mut micros) {
+                let room = replay::room(micros);
+                let record = self.config.use_routing_replay.then_some(&room[..]);
+                batch.columns.old = self.scores(&self.stage, batch, micros, record)?.logp;
+                if self.config.use_routing_replay {
+                    replay::keep(&self.stage, room, micros);
+                }
             }
         }
         advantages::fill(&self.config, &rollouts, &mut batches);
@@ -197,7 +211,7 @@ impl<O: Ops> Rank<O> {
             .map(|(tokens, mask)| (&tokens[..], &mask[..]))
             .collect();
         let batch = Batch::from_masked(&pairs, self.config.loss_aggregation, 0);
-        let scores = self.scores(&self.stage, &batch, &self.micros(&batch))?;
+        let scores = self.scores(&self.stage, &batch, &self.micros(&batch), None)?;
         let mut out = vec![TokenScores::default(); sequences.len()];
         for sequence in &batch.sequences {
             out[sequence.rollout] = TokenScores {
@@ -215,8 +229,15 @@ impl<O: Ops> Rank<O> {
         }
     }
 
-    /// Log-probs and entropies of every token of `batch` that trains, under one of the models, on every rank.
-    fn scores(&self, stage: &Stage<O>, batch: &Batch<'_>, micros: &[LocalMicro]) -> Result<Scores> {
+    /// Log-probs and entropies of every token of `batch` that trains, under one of the models, on every rank. Experts that
+    /// routers choose are noted in `record`.
+    fn scores(
+        &self,
+        stage: &Stage<O>,
+        batch: &Batch<'_>,
+        micros: &[LocalMicro],
+        record: Option<&[RefCell<Routes>]>,
+    ) -> Result<Scores> {
         let pipeline = Pipeline {
             stage,
             pp: &self.mesh.pp,
@@ -224,7 +245,7 @@ impl<O: Ops> Rank<O> {
         };
         let head = head(&*self.ops, stage, &self.mesh, &self.config, self.vocab);
         let mut found = Found::default();
-        pipeline.look(|micro, hidden| {
+        pipeline.look_and_record(record, |micro, hidden| {
             let stats = head.stats(&hidden, &micros[micro].targets)?;
             found.add(&micros[micro], &stats);
             Ok(())
@@ -300,19 +321,13 @@ impl<O: Ops> Rank<O> {
     }
 }
 
-/// Options that only [`crate::Trainer`] has: micro-batches of ranks carry no experts, there is no critic, and slices of
-/// states are in full precision.
+/// Options that only [`crate::Trainer`] has: there is no critic here, and slices of states are in full precision.
 fn refuse_what_one_rank_does(config: &TrainConfig) -> Result<()> {
     let options = [
         ("advantage_estimator", config.has_critic()),
         (
             "use_precision_aware_optimizer",
             config.use_precision_aware_optimizer,
-        ),
-        ("use_routing_replay", config.use_routing_replay),
-        (
-            "use_rollout_routing_replay",
-            config.use_rollout_routing_replay,
         ),
     ];
     match options.iter().find(|(_, on)| *on) {

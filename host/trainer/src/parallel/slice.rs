@@ -10,6 +10,7 @@
 
 use crate::data::MicroBatch;
 use slime_kernels::Sequences;
+use slime_model::layers::Routes;
 use std::ops::Range;
 
 /// A micro-batch as one rank of a cp group sees it.
@@ -31,7 +32,17 @@ pub struct LocalMicro {
     pub all_tokens: Vec<usize>,
     /// How many of `all_tokens` each sequence has.
     pub all_lengths: Vec<usize>,
+    /// Which sequences of the batch the micro-batch has.
+    pub members: Vec<usize>,
+    /// Each token's row in the whole micro-batch; [`PAD`] for a pad.
+    pub sources: Vec<u32>,
+    /// Experts that rows have to go to, of this rank's layers: those that no pass here saw are free. Routers choose where
+    /// there are none.
+    pub routes: Option<Routes>,
 }
+
+/// The row of a token that is in no sequence.
+pub const PAD: u32 = u32::MAX;
 
 /// How a micro-batch is cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,6 +82,9 @@ impl LocalMicro {
             tokens: Vec::new(),
             all_tokens: micro.tokens.clone(),
             all_lengths: Vec::new(),
+            members: micro.members.clone(),
+            sources: Vec::new(),
+            routes: None,
         };
         // Row numbers of what trains, and where it stands in the micro-batch's lists, ascending within a sequence.
         let mut next = 0;
@@ -92,6 +106,7 @@ impl LocalMicro {
                     }
                     local.ids.push(if real { micro.ids[row] } else { 0 });
                     local.positions.push(if real { position as u32 } else { 0 });
+                    local.sources.push(if real { row as u32 } else { PAD });
                 }
             }
             local.sequences.offsets.push(local.ids.len());
@@ -106,9 +121,33 @@ impl LocalMicro {
         if rows > local.ids.len() {
             local.ids.resize(rows, 0);
             local.positions.resize(rows, 0);
+            local.sources.resize(rows, PAD);
             local.sequences.offsets.push(rows);
         }
         local
+    }
+
+    /// What the rows here have of `whole`, the experts of the micro-batch's rows, `top_k` a row. Pads are free.
+    pub fn experts_of(&self, whole: &[u32], top_k: usize) -> Vec<u32> {
+        let mut experts = vec![Routes::FREE; self.num_rows() * top_k];
+        if top_k > 0 {
+            for (own, row) in experts.chunks_exact_mut(top_k).zip(&self.sources) {
+                // The micro-batch that nobody asked for has a row and no sequence.
+                if let Some(theirs) = whole.chunks_exact(top_k).nth(*row as usize) {
+                    own.copy_from_slice(theirs);
+                }
+            }
+        }
+        experts
+    }
+
+    /// Rows that the head wants. A rank without a row that trains gives one, whose gradient is 0: nobody has to handle
+    /// empty tensors.
+    pub fn wanted(&self) -> &[u32] {
+        match self.rows.is_empty() {
+            true => &[0],
+            false => &self.rows,
+        }
     }
 
     /// Tokens here, pads included.
@@ -149,6 +188,13 @@ mod tests {
                     prop_assert_eq!(local.num_rows(), locals[0].num_rows());
                     prop_assert_eq!(&local.sequences, &locals[0].sequences);
                     prop_assert!(local.num_rows().is_multiple_of(multiple));
+                    // A row's experts follow it wherever it lies, and pads have none.
+                    let whole: Vec<u32> = micro.ids.iter().flat_map(|id| [*id, id + 1]).collect();
+                    let experts = local.experts_of(&whole, 2);
+                    for ((experts, &source), &id) in experts.chunks(2).zip(&local.sources).zip(&local.ids) {
+                        let free = [Routes::FREE; 2];
+                        prop_assert_eq!(experts, if source == PAD { free } else { [id, id + 1] });
+                    }
                     prop_assert_eq!(local.all_lengths.iter().sum::<usize>(), local.all_tokens.len());
                     for (&row, &target) in local.rows.iter().zip(&local.targets) {
                         // Tokens count up within a sequence, and so do positions.

@@ -16,10 +16,11 @@ use crate::config::Problem;
 use crate::{Error, Result};
 use slime_kernels::{Ops, RopeTable};
 use slime_model::layers::{
-    Gradients, ParamId, Pass, Peers, Recompute, Replay, Rows, SavedBlock, Stream, Weights, Wiring,
-    rope,
+    Gradients, ParamId, Pass, Peers, Recompute, Replay, Routes, Rows, SavedBlock, Stream, Weights,
+    Wiring, rope,
 };
 use slime_model::{ModelSpec, ParamSpec, params};
+use std::cell::RefCell;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -170,14 +171,59 @@ impl<O: Ops> Stage<O> {
         self.peers.sequence_parallel.then(|| tp.size())
     }
 
-    fn pass<'a>(&'a self, positions: &'a O::Ids) -> Pass<'a, O> {
+    fn pass<'a>(&'a self, positions: &'a O::Ids, routes: Replay<'a>) -> Pass<'a, O> {
         Pass {
             ops: &*self.ops,
             weights: &self.weights,
             rope: &self.rope,
             positions,
             peers: &self.peers,
-            routes: Replay::Off,
+            routes,
+        }
+    }
+
+    /// Is this layer run here?
+    pub fn holds(&self, layer: usize) -> bool {
+        let mut own = self.own.iter().map(|&at| &self.virtual_stages[at]);
+        own.any(|layers| layers.contains(&layer))
+    }
+
+    /// Rows of a micro-batch that a layer's experts see here.
+    fn expert_rows(&self, layer: usize, micro: &LocalMicro) -> Vec<u32> {
+        let rows = micro.num_rows() as u32;
+        match &self.peers.tp {
+            Some(tp) if self.peers.sequence_parallel => {
+                let part = rows / tp.size() as u32;
+                let start = tp.rank() as u32 * part;
+                (start..start + part).collect()
+            }
+            _ if layer + 1 == self.spec.layers.len() => micro.wanted().to_vec(),
+            _ => (0..rows).collect(),
+        }
+    }
+
+    /// What the layers of a chunk are to see of a micro-batch's routes.
+    fn forced(&self, chunk: usize, micro: &LocalMicro) -> Option<Routes> {
+        let routes = micro.routes.as_ref()?;
+        let mut seen = Routes {
+            layers: vec![Vec::new(); self.spec.layers.len()],
+        };
+        for layer in self.virtual_stages[self.own[chunk]].clone() {
+            let rows = self.expert_rows(layer, micro);
+            let all = &routes.layers[layer];
+            seen.layers[layer] = Routes::picked(all, &rows, micro.num_rows());
+        }
+        Some(seen)
+    }
+
+    /// Experts that passes here have recorded, as those of all rows of the micro-batch.
+    pub fn recorded(&self, seen: Routes, micro: &LocalMicro) -> Routes {
+        let of_layer = |(layer, experts): (usize, Vec<u32>)| match experts.is_empty() {
+            true => experts,
+            false => Routes::spread(&experts, &self.expert_rows(layer, micro), micro.num_rows()),
+        };
+        Routes {
+            layers: seen.layers.into_iter().enumerate().map(of_layer).collect(),
         }
     }
 
@@ -235,7 +281,8 @@ impl<O: Ops> Stage<O> {
     }
 
     /// Run a micro-batch through a chunk of layers. `input` is the stream of the virtual stage before, `None` for the
-    /// first. With `keep`, what the backward needs is kept, as each layer's policy says.
+    /// first. With `keep`, what the backward needs is kept, as each layer's policy says. Experts that routers choose are
+    /// noted in `record`.
     ///
     /// # Errors
     /// A peer or the device failed.
@@ -245,22 +292,24 @@ impl<O: Ops> Stage<O> {
         input: Option<O::Tensor>,
         micro: &LocalMicro,
         keep: Option<&[Recompute]>,
+        record: Option<&RefCell<Routes>>,
     ) -> Result<Passed<O>> {
         let positions = self.ops.ids(&micro.positions)?;
-        let pass = self.pass(&positions);
+        let forced = self.forced(chunk, micro);
+        let routes = match (&forced, record) {
+            (Some(forced), _) => Replay::Force(forced),
+            (None, Some(record)) => Replay::Record(record),
+            (None, None) => Replay::Off,
+        };
+        let pass = self.pass(&positions, routes);
         let base = match input {
             Some(input) => input,
             None => self.embed(micro)?,
         };
         let mut stream = Stream { base, delta: None };
         let is_last = self.is_last(chunk);
-        // A rank without a row that trains runs one, whose gradient is 0: nobody has to handle empty tensors.
-        let wanted = match micro.rows.is_empty() {
-            true => &[0],
-            false => &micro.rows[..],
-        };
         let rows = match is_last {
-            true => Rows::select(&*self.ops, wanted, micro.num_rows())?,
+            true => Rows::select(&*self.ops, micro.wanted(), micro.num_rows())?,
             false => None,
         };
         // Where rows are split over ranks, the wanted ones are picked after they have met again.
@@ -327,7 +376,9 @@ impl<O: Ops> Stage<O> {
             blocks,
             last,
         } = saved;
-        let pass = self.pass(&positions);
+        let forced = self.forced(chunk, micro);
+        let routes = forced.as_ref().map_or(Replay::Off, Replay::Force);
+        let pass = self.pass(&positions, routes);
         let (ops, weights) = (pass.ops, pass.weights);
         let late = self.splits_rows().is_some();
         let mut dstream = match last {

@@ -1,6 +1,6 @@
 //! The parity matrix: layouts, and what about each could go wrong.
 
-use super::toy::{Toy, config, mixed, records};
+use super::toy::{Toy, config, mixed, records, routed};
 use slime_core::RolloutRecord;
 use slime_model::layers::Recompute;
 use slime_trainer::TrainConfig;
@@ -287,6 +287,75 @@ fn expert(all: &mut Vec<Case>) {
     all.push(of("deepseek_v3", "16 ranks", deepseek));
 }
 
+/// Experts that are replayed: an engine's, which no router would choose; and those of the pass for the old log-probs, with
+/// steps so large that routers change their minds.
+fn replay(all: &mut Vec<Case>) {
+    let of = |family: &'static str, parallel: ParallelConfig| {
+        let kv = if family == "deepseek_v3" { 8 } else { 4 };
+        [true, false].map(|engines| {
+            let name = format!("{family}, {}", if engines { "engine's" } else { "own" });
+            let mut row = case("replay", &name, parallel.clone()).toy(family, kv, false);
+            row.config.num_steps_per_rollout = Some(2);
+            match engines {
+                true => {
+                    row.config.use_rollout_routing_replay = true;
+                    row.records = routed(row.records, row.toy);
+                }
+                false => {
+                    row.config.use_routing_replay = true;
+                    row.config.lr = 0.02;
+                }
+            }
+            row
+        })
+    };
+    let mut add = |rows: [Case; 2], quick: bool| {
+        all.extend(rows.map(|row| if quick { row.quick() } else { row }));
+    };
+    add(of("qwen3_moe", sizes(1, 2, 1, 1)), false);
+    add(of("qwen3_moe", sizes(1, 1, 2, 1)), true);
+    add(of("qwen3_moe", experts(4, 1, sizes(1, 1, 4, 1))), false);
+    add(of("qwen3_moe", experts(2, 2, sizes(1, 1, 1, 4))), false);
+    add(of("qwen3_moe", experts(1, 1, sizes(1, 1, 1, 3))), false);
+    add(
+        of(
+            "qwen3_moe",
+            experts(2, 1, sequence_parallel(sizes(2, 1, 1, 1))),
+        ),
+        true,
+    );
+    let interleaved = ParallelConfig {
+        virtual_pipeline_model_parallel_size: 2,
+        ..experts(2, 1, sizes(1, 2, 1, 2))
+    };
+    add(of("qwen3_moe", interleaved), true);
+    let folded = experts(4, 1, sequence_parallel(sizes(2, 1, 2, 1)));
+    add(of("glm4_moe", folded), false);
+    add(of("deepseek_v3", experts(2, 1, sizes(1, 2, 2, 1))), false);
+    add(of("qwen3_next", experts(2, 1, sizes(1, 2, 1, 2))), false);
+    // What slime's users of a large mixture run: every axis but context, and all of them.
+    add(
+        of(
+            "qwen3_moe",
+            experts(4, 1, sequence_parallel(sizes(2, 2, 1, 2))),
+        ),
+        true,
+    );
+    add(
+        of(
+            "glm4_moe",
+            experts(4, 2, sequence_parallel(sizes(2, 2, 2, 2))),
+        ),
+        false,
+    );
+    let full = |c: &mut TrainConfig| c.recompute_granularity = Recompute::Full;
+    let again = of(
+        "qwen3_moe",
+        experts(2, 1, sequence_parallel(sizes(2, 2, 1, 1))),
+    );
+    add(again.map(|row| row.with(full)), false);
+}
+
 /// Layer kinds that the toy does not have.
 fn families(all: &mut Vec<Case>) {
     let of = |family, name: &str, parallel| case("families", name, parallel).toy(family, 4, false);
@@ -355,9 +424,14 @@ fn combinations(all: &mut Vec<Case>) {
 /// One step of everything that RL asks of a trainer.
 fn rl_step(all: &mut Vec<Case>) {
     let moe = experts(4, 1, sequence_parallel(sizes(2, 1, 1, 2)));
+    let deep = experts(4, 1, sequence_parallel(sizes(2, 2, 1, 2)));
+    let mut told = case("rl step", "the engine's experts", deep).toy("qwen3_moe", 4, false);
+    told.records = routed(told.records, told.toy);
+    told.config.use_rollout_routing_replay = true;
     for row in [
         case("rl step", "", sizes(2, 2, 2, 1)),
         case("rl step", "", moe).toy("qwen3_moe", 4, false),
+        told,
         case("rl step", "", sizes(1, 1, 1, 3)),
     ] {
         all.push(row.with(|c| c.num_steps_per_rollout = Some(1)).quick());
@@ -372,6 +446,7 @@ pub(crate) fn all() -> Vec<Case> {
     context(&mut all);
     data(&mut all);
     expert(&mut all);
+    replay(&mut all);
     families(&mut all);
     packing(&mut all);
     recompute(&mut all);

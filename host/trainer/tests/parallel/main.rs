@@ -14,6 +14,8 @@ mod reshard;
 mod toy;
 mod watched;
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use cases::{Case, sizes};
 use slime_kernels::{Cpu, Ops};
 use slime_model::layers::Recompute;
@@ -78,9 +80,71 @@ fn ranks_that_share_experts_equal_one_rank() {
     quick("ep");
 }
 
+#[test]
+fn ranks_that_replay_experts_equal_one_rank_that_does() {
+    quick("replay");
+}
+
+/// Or ranks that ignore what is to be replayed would pass.
+#[test]
+fn every_row_of_replay_trains_otherwise_without_it() {
+    let mut seen = 0;
+    for case in cases::all().iter().filter(|case| case.group == "replay") {
+        if case.parallel.world() > 2 && case.toy.family == "qwen3_moe" {
+            continue;
+        }
+        let ops = Arc::new(Cpu::<f64>::new());
+        let replayed = on_one(&ops, case.toy, &case.config, &case.records);
+        let mut free = case.config.clone();
+        (free.use_routing_replay, free.use_rollout_routing_replay) = (false, false);
+        let free = on_one(&ops, case.toy, &free, &case.records);
+        let gaps = gaps(&free, &replayed);
+        assert!(
+            gaps.loss > 1e-4 && gaps.gradient > 1e-2,
+            "{}: {gaps:?}",
+            case.name
+        );
+        seen += 1;
+    }
+    assert!(seen >= 8);
+}
+
+#[test]
+fn a_record_whose_experts_do_not_fit_is_refused_by_all_ranks_and_the_trainer_goes_on() {
+    let layout = cases::experts(2, 1, sizes(1, 1, 1, 2));
+    let toy = Toy {
+        family: "qwen3_moe",
+        ..Toy::PLAIN
+    };
+    let config = TrainConfig {
+        use_rollout_routing_replay: true,
+        ..config()
+    };
+    let mut trainer = toy::ranks(Cpu::<f64>::new, toy, &config, &layout).unwrap();
+    let good = toy::routed(mixed(), toy);
+    let mut bad = good.clone();
+    // The third rollout: one rank alone trains on it.
+    let bytes: Vec<u8> = [9u32, 1].iter().flat_map(|e| e.to_le_bytes()).collect();
+    let num = (bad[2].tokens.len() - 1) * 4;
+    bad[2].routed_experts = Some(STANDARD.encode(bytes.repeat(num)));
+    let error = trainer.train(&bad).unwrap_err().to_string();
+    assert!(
+        error.contains("expert 9 for token 0 in layer 0, and the model has 8")
+            && error.contains("rollout 2"),
+        "{error}"
+    );
+    bad[2].routed_experts = None;
+    let error = trainer.train(&bad).unwrap_err().to_string();
+    assert!(
+        error.contains("needs routed_experts, and it has none"),
+        "{error}"
+    );
+    trainer.train(&good).unwrap();
+}
+
 /// Old and reference log-probs, advantages, loss, optimizer.
 #[test]
-fn a_whole_grpo_step_on_tp2_pp2_cp2_on_tp2_ep4_and_on_dp3_equals_one_ranks() {
+fn a_whole_grpo_step_on_tp2_pp2_cp2_on_tp2_ep4_with_pp2_too_and_on_dp3_equals_one_ranks() {
     quick("rl step");
 }
 

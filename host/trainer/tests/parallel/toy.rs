@@ -1,6 +1,8 @@
 //! The matrix's toy model, its weights and rollouts, and runs of it on one rank and on many.
 #![allow(dead_code, reason = "the matrix and the tests each use a part of it")]
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use serde_json::json;
 use slime_core::{GroupId, RolloutId, RolloutRecord};
 use slime_kernels::Ops;
@@ -170,6 +172,27 @@ pub(crate) fn records(lengths: &[Lengths], seed: u64) -> Vec<RolloutRecord> {
         }
     }
     out
+}
+
+/// The same rollouts with experts that an engine might have told: no router's choice, and one choice in seven left to the
+/// router.
+pub(crate) fn routed(mut records: Vec<RolloutRecord>, toy: Toy) -> Vec<RolloutRecord> {
+    let mut numbers = Numbers(23);
+    let layers = toy.spec().layers.len();
+    for record in &mut records {
+        let mut told: Vec<u32> = Vec::new();
+        for _ in 0..(record.tokens.len() - 1) * layers {
+            let first = numbers.below(8) as u32;
+            let second = (first + 1 + numbers.below(7) as u32) % 8;
+            match numbers.below(7) {
+                0 => told.extend([u32::MAX; 2]),
+                _ => told.extend([first, second]),
+            }
+        }
+        let bytes: Vec<u8> = told.iter().flat_map(|e| e.to_le_bytes()).collect();
+        record.routed_experts = Some(STANDARD.encode(bytes));
+    }
+    records
 }
 
 /// A dozen rollouts of mixed lengths.
