@@ -8,9 +8,30 @@
 //! ```
 //!
 //! Shapes are in [`crate::ops`]. FLOPs: 4 dim a pair of rows and head forward, 10 dim backward. On the host in f64, for
-//! any backend: the definition of correct, not a fast one.
+//! any backend: the definition of correct, not a fast one. On CUDA the kernels of [`crate::attention`], made for rectangles,
+//! do it; there a merge rounds the output to bf16, once a call.
 
 use crate::{Heads, KeySpan, Ops, Result, check};
+
+/// Do the spans lie in packed rows and in keys and values of these shapes?
+pub(crate) fn fit(
+    (rows, cols): (usize, usize),
+    (others, kv_cols): (usize, usize),
+    heads: Heads,
+    spans: &[KeySpan],
+) -> Result<()> {
+    let op = "attend_keys";
+    check::qkv(op, cols, heads)?;
+    check::that(kv_cols == 2 * heads.kv * heads.dim, op, || {
+        format!("{kv_cols} columns of keys and values for {heads:?}")
+    })?;
+    for KeySpan { queries, keys } in spans {
+        check::that(queries.end <= rows && keys.end <= others, op, || {
+            format!("rows {queries:?} of {rows} over rows {keys:?} of {others}")
+        })?;
+    }
+    Ok(())
+}
 
 /// Everything on the host.
 struct Operands {
@@ -30,17 +51,9 @@ impl Operands {
         spans: &[KeySpan],
         scale: f64,
     ) -> Result<Self> {
-        let op = "attend_keys";
-        let ((rows, cols), (others, kv_cols)) = (ops.shape(qkv), ops.shape(kv));
-        check::qkv(op, cols, heads)?;
-        check::that(kv_cols == 2 * heads.kv * heads.dim, op, || {
-            format!("{kv_cols} columns of keys and values for {heads:?}")
-        })?;
-        for KeySpan { queries, keys } in spans {
-            check::that(queries.end <= rows && keys.end <= others, op, || {
-                format!("rows {queries:?} of {rows} over rows {keys:?} of {others}")
-            })?;
-        }
+        let (shape, others) = (ops.shape(qkv), ops.shape(kv));
+        let rows = shape.0;
+        fit(shape, others, heads, spans)?;
         Ok(Self {
             heads,
             scale,

@@ -6,8 +6,14 @@
 //
 // Rows past a sequence's end are the next sequence's (or zeros past the last): finite, and masked by causality or by a
 // statistic of +inf.
+//
+// With RECTANGLE=1 these are the kernels of ../attend_keys: a tile's rows see all of `others` rows of another matrix, from row
+// `other` on, and what they find is merged into `o` and `lse`.
 #ifndef DIM
 #define DIM 128
+#endif
+#ifndef RECTANGLE
+#define RECTANGLE 0
 #endif
 #define ROWS 128            // rows of the tile a block owns
 #define HALVES (DIM / 64)
@@ -26,8 +32,19 @@
 #define DEPTH 3             // steps in flight, backward: one is held for the product that trails
 #endif
 
-// `pairs`: blocks of 64 x 64 of the sequences before it, see `pair`.
-struct alignas(16) Tile { int start, length, row, padded, pairs, unused[3]; };
+// `pairs`: blocks of 64 x 64 of the sequences before it, see `pair`. Of a rectangle, `start`, `length` and `row` are of the
+// side that the tile is of, `padded` is the queries' first padded row, `other` and `others` are the other side's rows.
+struct alignas(16) Tile { int start, length, row, padded, pairs, other, others, unused; };
+
+// Keys and values: behind the queries in their rows, or of a rectangle in a matrix of their own, [rows, (2 nkv) DIM].
+#if RECTANGLE
+#define KEY_MAP , const __grid_constant__ TensorMap key_map
+#define FIRST_KEY(nq) 0
+#else
+#define KEY_MAP
+#define key_map qkv
+#define FIRST_KEY(nq) (nq)
+#endif
 
 // Read again where it is needed, so that it takes no registers in between.
 __device__ __forceinline__ Tile read_again(const Tile* from) {
@@ -116,7 +133,32 @@ __device__ __forceinline__ int item(int band, int items) {
   return i < items ? i : -1;
 }
 
-// Online softmax of one step in place; returns what the accumulators are to be multiplied by.
+#if RECTANGLE
+// What rows row and row + 8 found before, in `o` and `lse`, and what they have found now, as one: the accumulators are then
+// whole. A lane reads and keeps its own columns of `o`; `lse` is to be written by one lane of the four that share a row.
+__device__ __forceinline__ void merge(float (&acc)[DIM / 2], const u16* o, i64 stride, const float* lse, int row, int end,
+                                      const float (&found)[2], const float (&sum)[2], float (&both)[2]) {
+#pragma unroll
+  for (int r = 0; r < 2; r++) {
+    both[r] = found[r];
+    if (row + 8 * r >= end) continue;
+    float before = lse[row + 8 * r], high = fmaxf(before, found[r]);
+    both[r] = high + logf(__expf(before - high) + __expf(found[r] - high));
+    float keep = __expf(before - both[r]), weight = __expf(found[r] - both[r]) / sum[r];
+    const u16* from = o + (row + 8 * r) * stride + 2 * (threadIdx.x & 3);
+#pragma unroll
+    for (int j = 0; j < DIM / 8; j++) {
+      u32 v = *reinterpret_cast<const u32*>(from + 8 * j);
+      acc[4 * j + 2 * r] = acc[4 * j + 2 * r] * weight + bf_lo(v) * keep;
+      acc[4 * j + 2 * r + 1] = acc[4 * j + 2 * r + 1] * weight + bf_hi(v) * keep;
+    }
+  }
+  __syncwarp();
+}
+#endif
+
+// Online softmax of one step in place; returns what the accumulators are to be multiplied by. `row` is the last key that the
+// first row sees, of a rectangle the last that any does.
 template <bool MASK>
 __device__ __forceinline__ void softmax(float (&s)[KEYS / 2], float& m0, float& m1, float& l0, float& l1, float& c0, float& c1,
                                         float factor, int row, int first) {
@@ -125,7 +167,7 @@ __device__ __forceinline__ void softmax(float (&s)[KEYS / 2], float& m0, float& 
 #pragma unroll
     for (int i = 0; i < KEYS / 2; i++) {
       int key = first + 8 * (i / 4) + 2 * (lane & 3) + (i & 1);
-      if (key > row + 8 * ((i >> 1) & 1)) s[i] = -INF;
+      if (key > row + (RECTANGLE ? 0 : 8 * ((i >> 1) & 1))) s[i] = -INF;
     }
   }
   float a0 = m0, a1 = m1;
@@ -136,7 +178,7 @@ __device__ __forceinline__ void softmax(float (&s)[KEYS / 2], float& m0, float& 
   }
   a0 = quad_max(a0);
   a1 = quad_max(a1);
-  float b0 = a0 * factor, b1 = a1 * factor;  // finite: the first step holds the row's own key
+  float b0 = a0 * factor, b1 = a1 * factor;  // finite: the first step holds the row's own key, or the last of all
   c0 = exp2_fast(m0 * factor - b0);
   c1 = exp2_fast(m1 * factor - b1);
   m0 = a0;
@@ -157,7 +199,7 @@ __device__ __forceinline__ void softmax(float (&s)[KEYS / 2], float& m0, float& 
 
 // o: [tokens, nq DIM], lse: [nq, tokens]. Blocks walk over (tile, head) items; the keys of a tile from its last to the first.
 extern "C" __global__ void __launch_bounds__(384, 1)
-hopper_forward(const __grid_constant__ TensorMap qkv, const Tile* tiles, u16* o, float* lse, int num_tiles, int tokens, int nq,
+hopper_forward(const __grid_constant__ TensorMap qkv KEY_MAP, const Tile* tiles, u16* o, float* lse, int num_tiles, int tokens, int nq,
                int nkv, float scale) {
   u32 bars = shared_base();
   u32 q_full = bars, q_free = bars + 8, k_full = bars + 16, k_free = k_full + 8 * STAGES, v_full = k_free + 8 * STAGES,
@@ -192,14 +234,16 @@ hopper_forward(const __grid_constant__ TensorMap qkv, const Tile* tiles, u16* o,
         expect(q_full, ROWS * ROW_BYTES);
         copy_tile<ROWS>(q, &qkv, h * DIM, tile.start + tile.row, q_full);
         turn ^= 1;
-        for (int n = tile.row / KEYS + (ROWS > KEYS ? ROWS / KEYS - 1 : 0); n >= 0; n--) {
+        int from = RECTANGLE ? tile.other : tile.start;
+        int last = RECTANGLE ? (tile.others - 1) / KEYS : tile.row / KEYS + (ROWS > KEYS ? ROWS / KEYS - 1 : 0);
+        for (int n = last; n >= 0; n--) {
           u32 at = ring.stage * KEYS * ROW_BYTES;
           wait(k_free + 8 * ring.stage, ring.parity ^ 1);
           expect(k_full + 8 * ring.stage, KEYS * ROW_BYTES);
-          copy_tile<KEYS>(k + at, &qkv, (nq + g) * DIM, tile.start + n * KEYS, k_full + 8 * ring.stage);
+          copy_tile<KEYS>(k + at, &key_map, (FIRST_KEY(nq) + g) * DIM, from + n * KEYS, k_full + 8 * ring.stage);
           wait(v_free + 8 * ring.stage, ring.parity ^ 1);
           expect(v_full + 8 * ring.stage, KEYS * ROW_BYTES);
-          copy_tile<KEYS>(v + at, &qkv, (nq + nkv + g) * DIM, tile.start + n * KEYS, v_full + 8 * ring.stage);
+          copy_tile<KEYS>(v + at, &key_map, (FIRST_KEY(nq) + nkv + g) * DIM, from + n * KEYS, v_full + 8 * ring.stage);
           ring.next();
         }
       }
@@ -235,7 +279,7 @@ hopper_forward(const __grid_constant__ TensorMap qkv, const Tile* tiles, u16* o,
       for (int j = 0; j < DIM / 2; j++) acc[j] = 0.f;
       float m0 = -INF, m1 = -INF, l0 = 0.f, l1 = 0.f, c0, c1;
       u32 mine = q + wg * 64 * 128;
-      int n = tile.row / KEYS;
+      int n = RECTANGLE ? (tile.others - 1) / KEYS : tile.row / KEYS, last = RECTANGLE ? tile.others - 1 : row;
 
       wait(q_full, turn);
       wait(k_full + 8 * kr.stage, kr.parity);
@@ -249,7 +293,7 @@ hopper_forward(const __grid_constant__ TensorMap qkv, const Tile* tiles, u16* o,
       pin(s);
       if (lane == 0) arrive(k_free + 8 * kr.stage);
       kr.next();
-      softmax<true>(s, m0, m1, l0, l1, c0, c1, factor, row, n * KEYS);
+      softmax<true>(s, m0, m1, l0, l1, c0, c1, factor, last, n * KEYS);
       to_operand(p, s);
       for (n--; n >= 0; n--) {
         wait(k_full + 8 * kr.stage, kr.parity);
@@ -268,7 +312,7 @@ hopper_forward(const __grid_constant__ TensorMap qkv, const Tile* tiles, u16* o,
         pin(s);
         if (lane == 0) arrive(k_free + 8 * kr.stage);
         kr.next();
-        softmax<false>(s, m0, m1, l0, l1, c0, c1, factor, row, n * KEYS);
+        softmax<false>(s, m0, m1, l0, l1, c0, c1, factor, last, n * KEYS);
         wait_products<0>();
         pin(acc);
         pin(p);
@@ -297,11 +341,21 @@ hopper_forward(const __grid_constant__ TensorMap qkv, const Tile* tiles, u16* o,
       vr.next();
       l0 = quad_sum(l0);
       l1 = quad_sum(l1);
-      put(acc, o + (i64)tile.start * nq * DIM + h * DIM, (i64)nq * DIM, row, tile.length, 1.f / l0, 1.f / l1);
+      u16* to = o + (i64)tile.start * nq * DIM + h * DIM;
+      float* out = lse + (i64)h * tokens + tile.start;
+      float found[2] = {m0 * scale + logf(l0), m1 * scale + logf(l1)};
+#if RECTANGLE
+      float sum[2] = {l0, l1}, both[2];
+      merge(acc, to, (i64)nq * DIM, out, row, tile.length, found, sum, both);
+      put(acc, to, (i64)nq * DIM, row, tile.length, 1.f, 1.f);
+      found[0] = both[0];
+      found[1] = both[1];
+#else
+      put(acc, to, (i64)nq * DIM, row, tile.length, 1.f / l0, 1.f / l1);
+#endif
       if ((lane & 3) == 0) {
-        float* out = lse + (i64)h * tokens + tile.start;
-        if (row < tile.length) out[row] = m0 * scale + logf(l0);
-        if (row + 8 < tile.length) out[row + 8] = m1 * scale + logf(l1);
+        if (row < tile.length) out[row] = found[0];
+        if (row + 8 < tile.length) out[row + 8] = found[1];
       }
     }
 #if PINGPONG
@@ -344,7 +398,7 @@ extern "C" __global__ void hopper_stats(const u16* dout, const u16* o, const flo
 // dS goes through shared memory to be multiplied with Q, and from there to `kept`, if it is not null, for `hopper_dq_kept`:
 // `num_pairs` blocks a head, from the first head of kv head `first_kv` on.
 extern "C" __global__ void __launch_bounds__(384, 1)
-hopper_dkv(const __grid_constant__ TensorMap qkv, const __grid_constant__ TensorMap dout, const float* stats, const Tile* tiles,
+hopper_dkv(const __grid_constant__ TensorMap qkv KEY_MAP, const __grid_constant__ TensorMap dout, const float* stats, const Tile* tiles,
            u16* dqkv, u8* kept, int num_pairs, int first_kv, int padded, int nq, int nkv, float scale) {
   u32 bars = shared_base();
   u32 kv_full = bars, full = bars + 8, vacant = full + 8 * DEPTH;
@@ -359,15 +413,16 @@ hopper_dkv(const __grid_constant__ TensorMap qkv, const __grid_constant__ Tensor
   __syncthreads();
   Tile tile = tiles[blockIdx.y];
   int g = first_kv + blockIdx.x, heads = nq / nkv;
-  int begin = tile.row / WALK;
-  int per_head = (tile.length + WALK - 1) / WALK - begin;
+  int begin = RECTANGLE ? 0 : tile.row / WALK;
+  int per_head = ((RECTANGLE ? tile.others : tile.length) + WALK - 1) / WALK - begin;
 
   if (group == 0) {
     fewer_registers<24>();
     if (threadIdx.x == 0) {
       expect(kv_full, 2 * ROWS * ROW_BYTES);
-      copy_tile<ROWS>(k, &qkv, (nq + g) * DIM, tile.start + tile.row, kv_full);
-      copy_tile<ROWS>(v, &qkv, (nq + nkv + g) * DIM, tile.start + tile.row, kv_full);
+      copy_tile<ROWS>(k, &key_map, (FIRST_KEY(nq) + g) * DIM, tile.start + tile.row, kv_full);
+      copy_tile<ROWS>(v, &key_map, (FIRST_KEY(nq) + nkv + g) * DIM, tile.start + tile.row, kv_full);
+      int queries = RECTANGLE ? tile.other : tile.start;
       Ring<DEPTH> ring;
       for (int h = g * heads; h < (g + 1) * heads; h++)
         for (int step = 0; step < per_head; step++) {
@@ -375,8 +430,8 @@ hopper_dkv(const __grid_constant__ TensorMap qkv, const __grid_constant__ Tensor
           u32 bar = full + 8 * ring.stage;
           wait(vacant + 8 * ring.stage, ring.parity ^ 1);
           expect(bar, 2 * WALK * ROW_BYTES + 2 * WALK * 4);
-          copy_tile<WALK>(q + ring.stage * WALK * ROW_BYTES, &qkv, h * DIM, tile.start + row, bar);
-          copy_tile<WALK>(d + ring.stage * WALK * ROW_BYTES, &dout, h * DIM, tile.start + row, bar);
+          copy_tile<WALK>(q + ring.stage * WALK * ROW_BYTES, &qkv, h * DIM, queries + row, bar);
+          copy_tile<WALK>(d + ring.stage * WALK * ROW_BYTES, &dout, h * DIM, queries + row, bar);
           const float* from = stats + (i64)h * 2 * padded + tile.padded + row;
           copy_line(line + ring.stage * WALK * 8, from, WALK * 4, bar);
           copy_line(line + ring.stage * WALK * 8 + WALK * 4, from + padded, WALK * 4, bar);
@@ -471,6 +526,15 @@ hopper_dkv(const __grid_constant__ TensorMap qkv, const __grid_constant__ Tensor
       held = vacant + 8 * ring.stage;
       ring.next();
     };
+    wait(kv_full, 0);
+#if RECTANGLE
+    step(Flag<true>{}, Flag<false>{});
+    for (int i = per_head * heads; i > 1; i--) step(Flag<false>{}, Flag<false>{});
+    wait_products<0>();
+    pin(dv);
+    pin(dk);
+    pin(left);
+#else
     // No query of a head's first step sees the keys of the second warpgroup.
     auto skip = [&]() {
       wait(full + 8 * ring.stage, ring.parity);
@@ -478,7 +542,6 @@ hopper_dkv(const __grid_constant__ TensorMap qkv, const __grid_constant__ Tensor
       ring.next();
     };
     int own = per_head - wg;
-    wait(kv_full, 0);
     // The head that begins is number `h` of the kv head's.
     auto begin_head = [&](int h) {
       if (wg == 1) skip();
@@ -505,15 +568,18 @@ hopper_dkv(const __grid_constant__ TensorMap qkv, const __grid_constant__ Tensor
     } else {
       for (int i = per_head * heads; i > 0; i--) skip();
     }
+#endif
     if (leads) asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
     tile = read_again(tiles + blockIdx.y);
     int row = tile.row + 64 * wg + 16 * ((threadIdx.x >> 5) & 3) + (lane >> 2);  // keys row and row + 8
-    u16* out = dqkv + (i64)tile.start * (nq + 2 * nkv) * DIM;
-    i64 width = (i64)(nq + 2 * nkv) * DIM;
-    put(dk, out + (nq + g) * DIM, width, row, tile.length, scale, scale);
-    put(dv, out + (nq + nkv + g) * DIM, width, row, tile.length, 1.f, 1.f);
+    i64 width = (i64)(FIRST_KEY(nq) + 2 * nkv) * DIM;
+    u16* out = dqkv + tile.start * width;
+    put(dk, out + (FIRST_KEY(nq) + g) * DIM, width, row, tile.length, scale, scale);
+    put(dv, out + (FIRST_KEY(nq) + nkv + g) * DIM, width, row, tile.length, 1.f, 1.f);
   }
 }
+
+#if !RECTANGLE
 
 // dQ from the dS that was kept: a block owns ROWS queries of one head, 64 a warpgroup, and walks over the keys they see.
 #define KEPT_DEPTH 3
@@ -586,9 +652,11 @@ hopper_dq_kept(const __grid_constant__ TensorMap qkv, const u8* kept, const Tile
   }
 }
 
+#endif
+
 // dQ by itself: a block owns ROWS queries of one head and walks over the keys they see.
 extern "C" __global__ void __launch_bounds__(384, 1)
-hopper_dq(const __grid_constant__ TensorMap qkv, const __grid_constant__ TensorMap dout, const float* stats, const Tile* tiles,
+hopper_dq(const __grid_constant__ TensorMap qkv KEY_MAP, const __grid_constant__ TensorMap dout, const float* stats, const Tile* tiles,
           u16* dqkv, int padded, int nq, int nkv, float scale) {
   u32 bars = shared_base();
   u32 q_full = bars, full = bars + 8, vacant = full + 8 * DEPTH;
@@ -601,7 +669,7 @@ hopper_dq(const __grid_constant__ TensorMap qkv, const __grid_constant__ TensorM
   __syncthreads();
   Tile tile = tiles[blockIdx.y];
   int h = blockIdx.x, g = h / (nq / nkv);
-  int steps = (min(tile.row + ROWS, tile.length) + WALK - 1) / WALK;
+  int steps = ((RECTANGLE ? tile.others : min(tile.row + ROWS, tile.length)) + WALK - 1) / WALK;
 
   if (group == 0) {
     fewer_registers<24>();
@@ -609,13 +677,14 @@ hopper_dq(const __grid_constant__ TensorMap qkv, const __grid_constant__ TensorM
       expect(q_full, 2 * ROWS * ROW_BYTES);
       copy_tile<ROWS>(q, &qkv, h * DIM, tile.start + tile.row, q_full);
       copy_tile<ROWS>(d, &dout, h * DIM, tile.start + tile.row, q_full);
+      int from = RECTANGLE ? tile.other : tile.start;
       Ring<DEPTH> ring;
       for (int step = 0; step < steps; step++) {
         u32 bar = full + 8 * ring.stage;
         wait(vacant + 8 * ring.stage, ring.parity ^ 1);
         expect(bar, 2 * WALK * ROW_BYTES);
-        copy_tile<WALK>(k + ring.stage * WALK * ROW_BYTES, &qkv, (nq + g) * DIM, tile.start + step * WALK, bar);
-        copy_tile<WALK>(v + ring.stage * WALK * ROW_BYTES, &qkv, (nq + nkv + g) * DIM, tile.start + step * WALK, bar);
+        copy_tile<WALK>(k + ring.stage * WALK * ROW_BYTES, &key_map, (FIRST_KEY(nq) + g) * DIM, from + step * WALK, bar);
+        copy_tile<WALK>(v + ring.stage * WALK * ROW_BYTES, &key_map, (FIRST_KEY(nq) + nkv + g) * DIM, from + step * WALK, bar);
         ring.next();
       }
     }
@@ -657,11 +726,11 @@ hopper_dq(const __grid_constant__ TensorMap qkv, const __grid_constant__ TensorM
         s[i + 2] = exp2_fast(s[i + 2] * factor - l1);
         s[i + 3] = exp2_fast(s[i + 3] * factor - l1);
       }
-      if (first + 63 > tile.row + 64 * wg) {
+      if (RECTANGLE ? first + WALK > tile.others : first + 63 > tile.row + 64 * wg) {
 #pragma unroll
         for (int i = 0; i < WALK / 2; i++) {
           int key = first + 8 * (i / 4) + 2 * (lane & 3) + (i & 1);
-          if (key > row + 8 * ((i >> 1) & 1)) s[i] = 0.f;
+          if (RECTANGLE ? key >= tile.others : key > row + 8 * ((i >> 1) & 1)) s[i] = 0.f;
         }
       }
       wait_products<FIRST ? 0 : 1>();  // dP
@@ -684,7 +753,7 @@ hopper_dq(const __grid_constant__ TensorMap qkv, const __grid_constant__ TensorM
       first += WALK;
     };
     // The last step's keys come after every query of the first warpgroup.
-    int own = min(steps, (tile.row + 64 * wg) / WALK + 1);
+    int own = RECTANGLE ? steps : min(steps, (tile.row + 64 * wg) / WALK + 1);
     wait(q_full, 0);
     step(Flag<true>{});
     for (int i = 1; i < own; i++) step(Flag<false>{});

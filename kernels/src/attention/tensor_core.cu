@@ -5,8 +5,14 @@
 // 5, for a bitwise repeatable answer.
 //
 // `tiles`: one of 32 bytes a tile: first row of the sequence, its length, first row of the tile in it, and what is not used here.
+//
+// With RECTANGLE=1 these are the kernels of ../attend_keys: a tile's rows see all of `others` rows of `keys`, from row `other`
+// on, and what they find is merged into `o` and `lse`.
 #ifndef DIM
 #define DIM 128
+#endif
+#ifndef RECTANGLE
+#define RECTANGLE 0
 #endif
 #define WARPS 8
 #define ROWS (16 * WARPS)  // rows of the tile a block owns
@@ -15,7 +21,18 @@
 #define CHUNKS (DIM / 8)   // 16-byte chunks in a row
 #define LOG2E 1.4426950408889634f
 
-struct alignas(16) Tile { int start, length, row, unused[5]; };
+// Of a rectangle, `start`, `length` and `row` are of the side that the tile is of, `other` and `others` the other side's rows.
+struct alignas(16) Tile { int start, length, row, padded, pairs, other, others, unused; };
+
+// Keys and values: behind the queries in their rows, or of a rectangle in a matrix of their own, [rows, (2 nkv) DIM].
+#if RECTANGLE
+#define KEY_ROWS const u16* keys,
+#define FIRST_KEY(nq) 0
+#else
+#define KEY_ROWS
+#define keys qkv
+#define FIRST_KEY(nq) (nq)
+#endif
 
 __device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 
@@ -131,31 +148,57 @@ __device__ __forceinline__ float quad_sum(float v) {
   return v + __shfl_xor_sync(0xffffffffu, v, 2);
 }
 
+#if RECTANGLE
+// What rows row and row + 8 found before, in `o` and `lse`, and what they have found now, as one: the accumulators are then
+// whole. A lane reads and keeps its own columns of `o`; `lse` is to be written by one lane of the four that share a row.
+__device__ __forceinline__ void merge(float (*acc)[4], const u16* o, i64 stride, const float* lse, int row, int end,
+                                      const float (&found)[2], const float (&sum)[2], float (&both)[2]) {
+#pragma unroll
+  for (int r = 0; r < 2; r++) {
+    both[r] = found[r];
+    if (row + 8 * r >= end) continue;
+    float before = lse[row + 8 * r], high = fmaxf(before, found[r]);
+    both[r] = high + logf(__expf(before - high) + __expf(found[r] - high));
+    float keep = __expf(before - both[r]), weight = __expf(found[r] - both[r]) / sum[r];
+    const u16* from = o + (row + 8 * r) * stride + 2 * (threadIdx.x & 3);
+#pragma unroll
+    for (int n = 0; n < DIM / 8; n++) {
+      u32 v = *reinterpret_cast<const u32*>(from + 8 * n);
+      acc[n][2 * r] = acc[n][2 * r] * weight + bf_lo(v) * keep;
+      acc[n][2 * r + 1] = acc[n][2 * r + 1] * weight + bf_hi(v) * keep;
+    }
+  }
+  __syncwarp();
+}
+#endif
+
 extern "C" __global__ void __launch_bounds__(WARPS * 32)
-attention_forward(const u16* qkv, const Tile* tiles, u16* o, float* lse, int tokens, int nq, int nkv, float scale) {
+attention_forward(const u16* qkv, KEY_ROWS const Tile* tiles, u16* o, float* lse, int tokens, int nq, int nkv, float scale) {
   extern __shared__ __align__(128) u8 memory[];
   u32 q = shared_address(memory), k = q + ROWS * DIM * 2, v = k + 2 * COLS * DIM * 2;
   Tile tile = tiles[blockIdx.x];
   int h = blockIdx.y, g = h / (nq / nkv), warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
   i64 width = (i64)(nq + 2 * nkv) * DIM;
-  const u16* rows = qkv + tile.start * width;
-  const u16 *qs = rows + h * DIM, *ks = rows + (nq + g) * DIM, *vs = ks + nkv * DIM;
+  i64 key_width = (i64)(FIRST_KEY(nq) + 2 * nkv) * DIM;
+  int key_start = RECTANGLE ? tile.other : tile.start, num_keys = RECTANGLE ? tile.others : tile.length;
+  const u16* qs = qkv + tile.start * width + h * DIM;
+  const u16 *ks = keys + key_start * key_width + (FIRST_KEY(nq) + g) * DIM, *vs = ks + nkv * DIM;
 
   fetch<ROWS>(q, qs, width, tile.row, tile.length);
-  fetch<COLS>(k, ks, width, 0, tile.length);
-  fetch<COLS>(v, vs, width, 0, tile.length);
+  fetch<COLS>(k, ks, key_width, 0, num_keys);
+  fetch<COLS>(v, vs, key_width, 0, num_keys);
   commit();
 
   int row = tile.row + 16 * warp + (lane >> 2);  // and row + 8
   float acc[DIM / 8][4] = {}, m0 = -INF, m1 = -INF, l0 = 0.f, l1 = 0.f;
   float factor = scale * LOG2E;
-  int last = min(tile.row + ROWS, tile.length);
+  int last = RECTANGLE ? num_keys : min(tile.row + ROWS, tile.length);
   int steps = (last + COLS - 1) / COLS;
   for (int step = 0; step < steps; step++) {
     int odd = step & 1;
     if (step + 1 < steps) {
-      fetch<COLS>(k + (odd ^ 1) * COLS * DIM * 2, ks, width, (step + 1) * COLS, tile.length);
-      fetch<COLS>(v + (odd ^ 1) * COLS * DIM * 2, vs, width, (step + 1) * COLS, tile.length);
+      fetch<COLS>(k + (odd ^ 1) * COLS * DIM * 2, ks, key_width, (step + 1) * COLS, num_keys);
+      fetch<COLS>(v + (odd ^ 1) * COLS * DIM * 2, vs, key_width, (step + 1) * COLS, num_keys);
       commit();
       wait<1>();
     } else {
@@ -163,16 +206,16 @@ attention_forward(const u16* qkv, const Tile* tiles, u16* o, float* lse, int tok
     }
     __syncthreads();
     int first = step * COLS;
-    if (first <= tile.row + 16 * warp + 15) {  // else every key lies after every row of this warp
+    if (RECTANGLE || first <= tile.row + 16 * warp + 15) {  // else every key lies after every row of this warp
       float s[COLS / 8][4];
       product<COLS>(s, q, 16 * warp, k + odd * COLS * DIM * 2);
-      if (first + COLS > tile.row + 16 * warp || first + COLS > tile.length) {
+      if ((!RECTANGLE && first + COLS > tile.row + 16 * warp) || first + COLS > num_keys) {
 #pragma unroll
         for (int n = 0; n < COLS / 8; n++)
 #pragma unroll
           for (int i = 0; i < 4; i++) {
             int key = first + 8 * n + 2 * (lane & 3) + (i & 1);
-            if (key > row + 8 * (i >> 1) || key >= tile.length) s[n][i] = -INF;
+            if ((!RECTANGLE && key > row + 8 * (i >> 1)) || key >= num_keys) s[n][i] = -INF;
           }
       }
       float a0 = m0, a1 = m1;
@@ -212,30 +255,41 @@ attention_forward(const u16* qkv, const Tile* tiles, u16* o, float* lse, int tok
   }
   l0 = quad_sum(l0);
   l1 = quad_sum(l1);
-  put(acc, o + (i64)tile.start * nq * DIM + h * DIM, (i64)nq * DIM, row, tile.length, 1.f / l0, 1.f / l1);
+  u16* to = o + (i64)tile.start * nq * DIM + h * DIM;
+  float* out = lse + (i64)h * tokens + tile.start;
+  float found[2] = {m0 * scale + logf(l0), m1 * scale + logf(l1)};
+#if RECTANGLE
+  float sum[2] = {l0, l1}, both[2];
+  merge(acc, to, (i64)nq * DIM, out, row, tile.length, found, sum, both);
+  put(acc, to, (i64)nq * DIM, row, tile.length, 1.f, 1.f);
+  found[0] = both[0];
+  found[1] = both[1];
+#else
+  put(acc, to, (i64)nq * DIM, row, tile.length, 1.f / l0, 1.f / l1);
+#endif
   if ((lane & 3) == 0) {
-    float* out = lse + (i64)h * tokens + tile.start;
-    if (row < tile.length) out[row] = m0 * scale + logf(l0);
-    if (row + 8 < tile.length) out[row + 8] = m1 * scale + logf(l1);
+    if (row < tile.length) out[row] = found[0];
+    if (row + 8 < tile.length) out[row + 8] = found[1];
   }
 }
 
 // dQ: a block owns ROWS queries of one head and walks over the keys.
 extern "C" __global__ void __launch_bounds__(WARPS * 32)
-attention_dq(const u16* dout, const u16* qkv, const float* lse, const float* delta, const Tile* tiles, u16* dqkv, int tokens,
+attention_dq(const u16* dout, const u16* qkv, KEY_ROWS const float* lse, const float* delta, const Tile* tiles, u16* dqkv, int tokens,
              int nq, int nkv, float scale) {
   extern __shared__ __align__(128) u8 memory[];
   u32 q = shared_address(memory), d = q + ROWS * DIM * 2, k = d + ROWS * DIM * 2, v = k + 2 * COLS * DIM * 2;
   Tile tile = tiles[blockIdx.x];
   int h = blockIdx.y, g = h / (nq / nkv), warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
   i64 width = (i64)(nq + 2 * nkv) * DIM;
-  const u16* rows = qkv + tile.start * width;
-  const u16 *ks = rows + (nq + g) * DIM, *vs = ks + nkv * DIM;
+  i64 key_width = (i64)(FIRST_KEY(nq) + 2 * nkv) * DIM;
+  int key_start = RECTANGLE ? tile.other : tile.start, num_keys = RECTANGLE ? tile.others : tile.length;
+  const u16 *ks = keys + key_start * key_width + (FIRST_KEY(nq) + g) * DIM, *vs = ks + nkv * DIM;
 
-  fetch<ROWS>(q, rows + h * DIM, width, tile.row, tile.length);
+  fetch<ROWS>(q, qkv + tile.start * width + h * DIM, width, tile.row, tile.length);
   fetch<ROWS>(d, dout + (i64)tile.start * nq * DIM + h * DIM, (i64)nq * DIM, tile.row, tile.length);
-  fetch<COLS>(k, ks, width, 0, tile.length);
-  fetch<COLS>(v, vs, width, 0, tile.length);
+  fetch<COLS>(k, ks, key_width, 0, num_keys);
+  fetch<COLS>(v, vs, key_width, 0, num_keys);
   commit();
 
   int row = tile.row + 16 * warp + (lane >> 2);
@@ -245,13 +299,13 @@ attention_dq(const u16* dout, const u16* qkv, const float* lse, const float* del
   if (row + 8 < tile.length) { l1 = ls[row + 8] * LOG2E; d1 = ds[row + 8]; }
   float acc[DIM / 8][4] = {};
   float factor = scale * LOG2E;
-  int last = min(tile.row + ROWS, tile.length);
+  int last = RECTANGLE ? num_keys : min(tile.row + ROWS, tile.length);
   int steps = (last + COLS - 1) / COLS;
   for (int step = 0; step < steps; step++) {
     int odd = step & 1;
     if (step + 1 < steps) {
-      fetch<COLS>(k + (odd ^ 1) * COLS * DIM * 2, ks, width, (step + 1) * COLS, tile.length);
-      fetch<COLS>(v + (odd ^ 1) * COLS * DIM * 2, vs, width, (step + 1) * COLS, tile.length);
+      fetch<COLS>(k + (odd ^ 1) * COLS * DIM * 2, ks, key_width, (step + 1) * COLS, num_keys);
+      fetch<COLS>(v + (odd ^ 1) * COLS * DIM * 2, vs, key_width, (step + 1) * COLS, num_keys);
       commit();
       wait<1>();
     } else {
@@ -259,7 +313,7 @@ attention_dq(const u16* dout, const u16* qkv, const float* lse, const float* del
     }
     __syncthreads();
     int first = step * COLS;
-    if (first <= tile.row + 16 * warp + 15) {
+    if (RECTANGLE || first <= tile.row + 16 * warp + 15) {
       float s[COLS / 8][4], p[COLS / 8][4];
       product<COLS>(s, q, 16 * warp, k + odd * COLS * DIM * 2);
       product<COLS>(p, d, 16 * warp, v + odd * COLS * DIM * 2);
@@ -268,7 +322,7 @@ attention_dq(const u16* dout, const u16* qkv, const float* lse, const float* del
 #pragma unroll
         for (int i = 0; i < 4; i++) {
           int key = first + 8 * n + 2 * (lane & 3) + (i & 1);
-          bool seen = key <= row + 8 * (i >> 1) && key < tile.length;
+          bool seen = (RECTANGLE || key <= row + 8 * (i >> 1)) && key < num_keys;
           float e = seen ? exp2f(s[n][i] * factor - (i < 2 ? l0 : l1)) : 0.f;
           s[n][i] = e * (p[n][i] - (i < 2 ? d0 : d1));
         }
@@ -281,7 +335,7 @@ attention_dq(const u16* dout, const u16* qkv, const float* lse, const float* del
 
 // dK and dV: a block owns ROWS keys of one kv head and walks over the queries that see them, head after head of the group.
 extern "C" __global__ void __launch_bounds__(WARPS * 32)
-attention_dkv(const u16* dout, const u16* qkv, const float* lse, const float* delta, const Tile* tiles, u16* dqkv, int tokens,
+attention_dkv(const u16* dout, const u16* qkv, KEY_ROWS const float* lse, const float* delta, const Tile* tiles, u16* dqkv, int tokens,
               int nq, int nkv, float scale) {
   extern __shared__ __align__(128) u8 memory[];
   __shared__ float stats[2][2][WALK];  // [buffer][lse, delta][query]
@@ -289,26 +343,29 @@ attention_dkv(const u16* dout, const u16* qkv, const float* lse, const float* de
   Tile tile = tiles[blockIdx.x];
   int g = blockIdx.y, group = nq / nkv, warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
   i64 width = (i64)(nq + 2 * nkv) * DIM, out_width = (i64)nq * DIM;
-  const u16* rows = qkv + tile.start * width;
-  const u16* douts = dout + tile.start * out_width;
+  i64 key_width = (i64)(FIRST_KEY(nq) + 2 * nkv) * DIM;
+  int query_start = RECTANGLE ? tile.other : tile.start, num_queries = RECTANGLE ? tile.others : tile.length;
+  const u16* rows = qkv + query_start * width;
+  const u16* douts = dout + query_start * out_width;
+  const u16 *ks = keys + tile.start * key_width + (FIRST_KEY(nq) + g) * DIM, *vs = ks + nkv * DIM;
 
-  int begin = tile.row / WALK;                              // the first queries that see a key of this tile
-  int per_head = (tile.length + WALK - 1) / WALK - begin;
+  int begin = RECTANGLE ? 0 : tile.row / WALK;              // the first queries that see a key of this tile
+  int per_head = (num_queries + WALK - 1) / WALK - begin;
   int steps = per_head * group;
   auto load = [&](int step, int buffer) {
     int h = g * group + step / per_head, first = (begin + step % per_head) * WALK;
-    fetch<WALK>(q + buffer * WALK * DIM * 2, rows + h * DIM, width, first, tile.length);
-    fetch<WALK>(d + buffer * WALK * DIM * 2, douts + h * DIM, out_width, first, tile.length);
+    fetch<WALK>(q + buffer * WALK * DIM * 2, rows + h * DIM, width, first, num_queries);
+    fetch<WALK>(d + buffer * WALK * DIM * 2, douts + h * DIM, out_width, first, num_queries);
     if (threadIdx.x < 2 * WALK) {
       int r = first + threadIdx.x % WALK;
       const float* from = threadIdx.x < WALK ? lse : delta;
-      float x = r < tile.length ? from[(i64)h * tokens + tile.start + r] : 0.f;
+      float x = r < num_queries ? from[(i64)h * tokens + query_start + r] : 0.f;
       stats[buffer][threadIdx.x / WALK][threadIdx.x % WALK] = threadIdx.x < WALK ? x * LOG2E : x;
     }
     commit();
   };
-  fetch<ROWS>(k, rows + (nq + g) * DIM, width, tile.row, tile.length);
-  fetch<ROWS>(v, rows + (nq + nkv + g) * DIM, width, tile.row, tile.length);
+  fetch<ROWS>(k, ks, key_width, tile.row, tile.length);
+  fetch<ROWS>(v, vs, key_width, tile.row, tile.length);
   load(0, 0);
 
   int row = tile.row + 16 * warp + (lane >> 2);
@@ -324,7 +381,7 @@ attention_dkv(const u16* dout, const u16* qkv, const float* lse, const float* de
     }
     __syncthreads();
     int first = (begin + step % per_head) * WALK;
-    if (first + WALK > tile.row + 16 * warp) {  // else every query lies before every key of this warp
+    if (RECTANGLE || first + WALK > tile.row + 16 * warp) {  // else every query lies before every key of this warp
       float s[WALK / 8][4], p[WALK / 8][4];
       product<WALK>(s, k, 16 * warp, q + odd * WALK * DIM * 2);
 #pragma unroll
@@ -332,7 +389,7 @@ attention_dkv(const u16* dout, const u16* qkv, const float* lse, const float* de
 #pragma unroll
         for (int i = 0; i < 4; i++) {
           int c = 8 * n + 2 * (lane & 3) + (i & 1);
-          bool seen = row + 8 * (i >> 1) <= first + c && first + c < tile.length;
+          bool seen = (RECTANGLE || row + 8 * (i >> 1) <= first + c) && first + c < num_queries;
           s[n][i] = seen ? exp2f(s[n][i] * factor - stats[odd][0][c]) : 0.f;
         }
       accumulate<WALK>(dv, s, d + odd * WALK * DIM * 2);
@@ -345,7 +402,7 @@ attention_dkv(const u16* dout, const u16* qkv, const float* lse, const float* de
     }
     __syncthreads();
   }
-  u16* out = dqkv + tile.start * width;
-  put(dk, out + (nq + g) * DIM, width, row, tile.length, scale, scale);
-  put(dv, out + (nq + nkv + g) * DIM, width, row, tile.length, 1.f, 1.f);
+  u16* out = dqkv + tile.start * key_width;
+  put(dk, out + (FIRST_KEY(nq) + g) * DIM, key_width, row, tile.length, scale, scale);
+  put(dv, out + (FIRST_KEY(nq) + nkv + g) * DIM, key_width, row, tile.length, 1.f, 1.f);
 }

@@ -15,16 +15,16 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
 /// Rows of the tile a block owns, in both sets of tensor-core kernels.
-const TILE_ROWS: usize = 128;
+pub(super) const TILE_ROWS: usize = 128;
 /// Rows of the tile a block walks over, as in `attention/tensor_core.cu`.
-const TILE_COLS: usize = 64;
-const TILE_WALK: usize = 32;
+pub(super) const TILE_COLS: usize = 64;
+pub(super) const TILE_WALK: usize = 32;
 /// Steps in flight, as in `attention/hopper.cu`.
-const STAGES: usize = 2;
-const DEPTH: usize = 3;
+pub(super) const STAGES: usize = 2;
+pub(super) const DEPTH: usize = 3;
 /// Queries and keys of a block of dS, its bytes, and the steps in flight where it is read, as in `attention/hopper.cu`.
-const BLOCK_ROWS: usize = 64;
-const BLOCK_BYTES: usize = BLOCK_ROWS * BLOCK_ROWS * 2;
+pub(super) const BLOCK_ROWS: usize = 64;
+pub(super) const BLOCK_BYTES: usize = BLOCK_ROWS * BLOCK_ROWS * 2;
 const KEPT_DEPTH: usize = 3;
 /// Memory for dS between the two kernels of a backward, 2.25 GiB: heads take turns in it.
 const KEPT_BYTES: usize = 9 << 28;
@@ -41,8 +41,8 @@ pub(super) struct Forward<'a> {
 pub(super) struct Cache(Mutex<Option<(Vec<Range<usize>>, Arc<Tiles>)>>);
 
 /// Of each tile: first row of the sequence, its length, first row of the tile in it, first padded row of the sequence,
-/// blocks of dS of the sequences before it, and three numbers of padding.
-type Tile = [i32; 8];
+/// blocks of dS of the sequences before it, first row and number of rows of the other side ([`super::keys`]), and padding.
+pub(super) type Tile = [i32; 8];
 
 struct Tiles {
     /// Most keys to walk over first.
@@ -56,12 +56,12 @@ struct Tiles {
     pairs: usize,
 }
 
-fn tile_bytes(heads: Heads, rows: usize) -> u32 {
+pub(super) fn tile_bytes(heads: Heads, rows: usize) -> u32 {
     (rows * heads.dim * 2) as u32
 }
 
 /// Barriers and alignment come before the tiles, statistics of each step after them.
-fn hopper_bytes(heads: Heads, rows: usize) -> u32 {
+pub(super) fn hopper_bytes(heads: Heads, rows: usize) -> u32 {
     2048 + tile_bytes(heads, rows) + (DEPTH * 512) as u32
 }
 

@@ -12,6 +12,7 @@ mod experts;
 mod float;
 mod gemm;
 mod head;
+mod keys;
 pub mod library;
 pub mod nccl;
 mod norms;
@@ -63,6 +64,7 @@ pub struct Cuda {
     device: Device,
     gemm: Gemm,
     tiles: attention::Cache,
+    rectangles: keys::Cache,
     groups: experts::Cache,
     tables: tables::Tables,
 }
@@ -107,6 +109,7 @@ impl Cuda {
             device,
             gemm,
             tiles: attention::Cache::default(),
+            rectangles: keys::Cache::default(),
             groups: experts::Cache::default(),
             tables: tables::Tables::default(),
         })

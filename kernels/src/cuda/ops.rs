@@ -5,8 +5,8 @@ use super::gemm::Shape;
 use super::sources::{self, BLOCK_TOKENS};
 use super::{Cuda, Float, Ids, KvCache, Tensor, attention};
 use crate::{
-    AdamW, ColumnMap, Draw, Drawn, Error, Heads, Later, Norms, Ops, PagedSequence, Result,
-    RopeTable, Route, Sequences, TokenStats, Update,
+    AdamW, ColumnMap, Draw, Drawn, Error, Heads, KeySpan, Later, Norms, Ops, PagedSequence, Result,
+    RopeTable, Route, Sequences, TokenStats, Update, attend_keys,
 };
 use half::bf16;
 use std::ops::Range;
@@ -559,6 +559,41 @@ impl Ops for Cuda {
     ) -> Result<Tensor> {
         let forward = attention::Forward { qkv, out, lse };
         self.attention_gradient(dout, &forward, heads, sequences, scale)
+    }
+
+    fn attend_keys(
+        &self,
+        qkv: &Tensor,
+        kv: &Tensor,
+        heads: Heads,
+        spans: &[KeySpan],
+        scale: f64,
+        out: &Tensor,
+        lse: &Float,
+    ) -> Result<(Tensor, Float)> {
+        let forward = attention::Forward { qkv, out, lse };
+        match self.rectangles(qkv, kv, heads, spans)? {
+            Some(on) => self.keys_forward(&on, kv, &forward, scale),
+            None => attend_keys::forward(self, qkv, kv, heads, spans, scale, out, lse),
+        }
+    }
+
+    fn attend_keys_backward(
+        &self,
+        dout: &Tensor,
+        qkv: &Tensor,
+        kv: &Tensor,
+        heads: Heads,
+        spans: &[KeySpan],
+        scale: f64,
+        out: &Tensor,
+        lse: &Float,
+    ) -> Result<(Tensor, Tensor)> {
+        let forward = attention::Forward { qkv, out, lse };
+        match self.rectangles(qkv, kv, heads, spans)? {
+            Some(on) => self.keys_gradient(&on, dout, kv, &forward, scale),
+            None => attend_keys::backward(self, dout, qkv, kv, heads, spans, scale, out, lse),
+        }
     }
 
     fn kv_block_tokens(&self) -> usize {

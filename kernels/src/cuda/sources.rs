@@ -72,6 +72,13 @@ pub(super) fn has_tensor_core_attention(heads: Heads) -> bool {
     matches!(heads.dim, 64 | 128)
 }
 
+/// The same kernels, made for queries and keys that lie in different matrices.
+pub(super) fn of_rectangles(attention: Source) -> Source {
+    let mut source = attention;
+    source.defines.push("RECTANGLE=1".into());
+    source
+}
+
 pub(super) fn tensor_core_attention(heads: Heads) -> Source {
     source!("attention/tensor_core", format!("DIM={}", heads.dim))
 }
@@ -132,14 +139,13 @@ pub fn all(arch: &str) -> Vec<Source> {
             kv: 2,
             dim,
         };
-        sources.extend([
-            attention(heads),
-            tensor_core_attention(heads),
-            paged_attention(heads),
-        ]);
+        sources.push(paged_attention(heads));
+        let mut attentions = vec![attention(heads), tensor_core_attention(heads)];
         if arch == "sm_90a" {
-            sources.push(hopper_attention(heads));
+            attentions.push(hopper_attention(heads));
         }
+        sources.extend(attentions.iter().cloned().map(of_rectangles));
+        sources.extend(attentions);
         for style in [RopeStyle::Half, RopeStyle::Interleaved] {
             sources.push(qk_norm_rope(heads, dim, style));
             sources.push(qk_norm_rope(heads, dim / 2, style));

@@ -2,7 +2,7 @@
 
 use slime_kernels::cuda::Cuda;
 use slime_kernels::{
-    AdamW, Draw, Heads, Norms, Ops, PagedSequence, Result, RopeStyle, RopeTable, Sequences,
+    AdamW, Draw, Heads, KeySpan, Norms, Ops, PagedSequence, Result, RopeStyle, RopeTable, Sequences,
 };
 
 const RUNS: u32 = 10;
@@ -134,6 +134,7 @@ fn table(cuda: &Cuda) -> Result<()> {
             vec![4096; 8],
         ),
     ] {
+        keys(&table, heads, &lengths)?;
         attention(&table, heads, lengths)?;
     }
     for (experts, rows, inputs, outputs) in [
@@ -332,6 +333,50 @@ fn attention(t: &Table<'_>, heads: Heads, lengths: Vec<usize>) -> Result<()> {
     let (out, lse) = cuda.attention(&qkv, heads, &sequences, scale)?;
     t.flops("attention_backward", shape, 2.5 * flops, || {
         cuda.attention_backward(&dout, &qkv, &out, &lse, heads, &sequences, scale)
+            .map(drop)
+    })
+}
+
+/// Every row of some sequences over as many rows of another rank's, as in a ring.
+fn keys(t: &Table<'_>, heads: Heads, lengths: &[usize]) -> Result<()> {
+    let cuda = t.cuda;
+    let sequences = Sequences::from_lengths(lengths.iter().copied());
+    let spans: Vec<KeySpan> = sequences
+        .ranges()
+        .map(|rows| KeySpan {
+            queries: rows.clone(),
+            keys: rows.start..rows.start + rows.len() / 2,
+        })
+        .collect();
+    let pairs: f64 = spans
+        .iter()
+        .map(|s| (s.queries.len() * s.keys.len()) as f64)
+        .sum();
+    let flops = 4.0 * (heads.query * heads.dim) as f64 * pairs;
+    let shape = format!(
+        "{} x {} x {}, {}/{} x {}",
+        lengths.len(),
+        lengths[0],
+        lengths[0] / 2,
+        heads.query,
+        heads.kv,
+        heads.dim
+    );
+    let tokens = sequences.num_tokens();
+    let (qkv, dout, kv) = (
+        random(cuda, tokens, heads.qkv_cols())?,
+        random(cuda, tokens, heads.out_cols())?,
+        random(cuda, tokens, 2 * heads.kv * heads.dim)?,
+    );
+    let scale = (heads.dim as f64).powf(-0.5);
+    let (out, lse) = cuda.attention(&qkv, heads, &sequences, scale)?;
+    t.flops("attend_keys", shape.clone(), flops, || {
+        cuda.attend_keys(&qkv, &kv, heads, &spans, scale, &out, &lse)
+            .map(drop)
+    })?;
+    let (out, lse) = cuda.attend_keys(&qkv, &kv, heads, &spans, scale, &out, &lse)?;
+    t.flops("attend_keys_backward", shape, 2.5 * flops, || {
+        cuda.attend_keys_backward(&dout, &qkv, &kv, heads, &spans, scale, &out, &lse)
             .map(drop)
     })
 }

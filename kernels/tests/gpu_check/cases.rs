@@ -2,9 +2,10 @@
 
 use crate::router;
 use slime_kernels::{
-    AdamW, ColumnMap, Draw, Drawn, Heads, Norms, Ops, PagedSequence, Result, RopeStyle, RopeTable,
-    Route, Sequences, Update,
+    AdamW, ColumnMap, Draw, Drawn, Heads, KeySpan, Norms, Ops, PagedSequence, Result, RopeStyle,
+    RopeTable, Route, Sequences, Update,
 };
+use std::ops::Range;
 
 /// How near two backends should come.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -69,6 +70,13 @@ enum Body {
     Attention {
         heads: Heads,
         lengths: Vec<usize>,
+    },
+    /// Queries and keys of each span, both counted from row 0 of their side.
+    Keys {
+        heads: Heads,
+        rows: usize,
+        others: usize,
+        spans: Vec<[Range<usize>; 2]>,
     },
     Paged {
         heads: Heads,
@@ -451,6 +459,57 @@ impl Body {
                 out.put("dv", Kind::Rounded, columns(q + k, q + 2 * k));
                 Ok(())
             }
+            Self::Keys {
+                heads,
+                rows,
+                others,
+                ref spans,
+            } => {
+                let spans: Vec<KeySpan> = spans
+                    .iter()
+                    .map(|[queries, keys]| KeySpan {
+                        queries: queries.clone(),
+                        keys: keys.clone(),
+                    })
+                    .collect();
+                let (qkv, dout, before) = (
+                    tensor(o, 1, rows, heads.qkv_cols())?,
+                    tensor(o, 2, rows, heads.out_cols())?,
+                    tensor(o, 3, rows, heads.out_cols())?,
+                );
+                let mut lse = o.float(heads.query, rows, &numbers(4, heads.query * rows))?;
+                let scale = (heads.dim as f64).powf(-0.5);
+                let width = 2 * heads.kv * heads.dim;
+                let (first, second) = (tensor(o, 5, others, width)?, tensor(o, 6, others, width)?);
+                let mut y = before;
+                // As from two peers, one after the other.
+                for kv in [&first, &second] {
+                    (y, lse) = o.attend_keys(&qkv, kv, heads, &spans, scale, &y, &lse)?;
+                    out.tensor("o", &y)?;
+                    out.float("lse", Kind::Float, &lse)?;
+                }
+                for kv in [&first, &second] {
+                    let (dqkv, dkv) =
+                        o.attend_keys_backward(&dout, &qkv, kv, heads, &spans, scale, &y, &lse)?;
+                    let (mut dq, mut rest) = (Vec::new(), Vec::new());
+                    for row in o.read_f64(&dqkv)?.chunks_exact(heads.qkv_cols()) {
+                        let (of_query, of_key) = row.split_at(heads.out_cols());
+                        dq.extend_from_slice(of_query);
+                        rest.extend_from_slice(of_key);
+                    }
+                    out.put("dq", Kind::Rounded, dq);
+                    out.put("own keys", Kind::Exact, rest);
+                    let (mut dk, mut dv) = (Vec::new(), Vec::new());
+                    for row in o.read_f64(&dkv)?.chunks_exact(width) {
+                        let (of_key, of_value) = row.split_at(width / 2);
+                        dk.extend_from_slice(of_key);
+                        dv.extend_from_slice(of_value);
+                    }
+                    out.put("dk", Kind::Rounded, dk);
+                    out.put("dv", Kind::Rounded, dv);
+                }
+                Ok(())
+            }
             Self::Paged {
                 heads,
                 ref contexts,
@@ -818,6 +877,38 @@ pub(crate) fn all() -> Vec<Case> {
             lengths: vec![],
         },
     );
+    // Rows that no span names, sides of one row and of none, and tiles that end at, before and behind a span's end. The last
+    // but one are spans as ranks of a ring have them; those of the last share rows, which the host computes.
+    let spans: [&[[Range<usize>; 2]]; 9] = [
+        &[],
+        &[[0..0, 0..0], [0..0, 0..3], [1..4, 2..2]],
+        &[[2..3, 4..5]],
+        &[[0..1, 0..300], [2..130, 301..302]],
+        &[[0..128, 0..128], [128..256, 128..256]],
+        &[[5..134, 0..127], [134..135, 127..256], [140..400, 256..257]],
+        &[[200..400, 1..66], [3..196, 100..420]],
+        &[[0..140, 0..70], [140..142, 140..141], [142..400, 142..271]],
+        &[[0..20, 0..70], [10..30, 60..90]],
+    ];
+    for dim in [16, 64, 80, 128] {
+        for (at, (query, kv)) in [(1, 1), (4, 2), (8, 1), (14, 2)].into_iter().enumerate() {
+            for (of, spans) in spans.iter().enumerate() {
+                if dim != 64 && dim != 128 && of % 4 != at {
+                    continue;
+                }
+                let end = |side: usize| spans.iter().map(|s| s[side].end).max().unwrap_or(2);
+                add(
+                    "attend_keys",
+                    Body::Keys {
+                        heads: Heads { query, kv, dim },
+                        rows: end(0) + at,
+                        others: end(1) + 3 - at,
+                        spans: spans.to_vec(),
+                    },
+                );
+            }
+        }
+    }
     for dim in [16, 64, 128] {
         for (query, kv) in [(1, 1), (4, 2), (8, 1), (9, 3)] {
             let contexts = vec![
