@@ -1,0 +1,116 @@
+//! A mixture of experts in a run of the real binary: the embedded engine tells which experts it sampled with, and ranks train
+//! with those.
+
+#![allow(clippy::unwrap_used, reason = "these are tests")]
+
+use serde_json::{Value, json};
+use slime_model::families::{self, HfConfig};
+use slime_model::text::bytes;
+use slime_model::{hf, init};
+use std::path::Path;
+use std::process::Command;
+
+/// A model over bytes with 8 experts of 24 columns in three of its four layers, 2 of them a token.
+fn write_model(dir: &Path) {
+    let config = json!({
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "vocab_size": bytes::VOCAB,
+        "hidden_size": 48,
+        "intermediate_size": 64,
+        "moe_intermediate_size": 24,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "norm_topk_prob": true,
+        "mlp_only_layers": [1],
+        "decoder_sparse_step": 1,
+        "max_position_embeddings": 256,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": false,
+        "hidden_act": "silu",
+        "attention_bias": false,
+        "initializer_range": 0.1,
+        "bos_token_id": null,
+        "eos_token_id": bytes::END,
+        "dtype": "float32",
+    });
+    let mut files = bytes::files("a test").unwrap();
+    files.insert_json("config.json", &config);
+    let spec = HfConfig::new("a test", config).and_then(|c| families::from_config(&c));
+    let spec = spec.unwrap();
+    hf::save_dir(dir, &spec, &files, hf::Dtype::F32, 1 << 30, |param| {
+        Ok::<_, slime_model::Error>(init::fresh(&spec, param, 3))
+    })
+    .unwrap();
+}
+
+const RECIPE: &str = "\
+[model]
+path = \"moe\"
+[run]
+num_rollout = 2
+[rollout]
+batch_size = 4
+n_samples_per_prompt = 4
+max_response_len = 12
+[algorithm]
+# Rewards of an untrained model hardly differ; the entropy trains it all the same.
+entropy_coef = 0.5
+[train]
+num_steps_per_rollout = 2
+# Far enough for routers to change their minds within a rollout step.
+lr = 0.02
+";
+
+/// Losses of the rollout steps, and how many trained trajectories have experts.
+fn run(dir: &Path, name: &str, more: &[&str]) -> (Vec<f64>, usize) {
+    let plugin = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../plugins/arith");
+    let output = Command::new(env!("CARGO_BIN_EXE_slime-host"))
+        .arg("run")
+        .arg(plugin)
+        .args(["-c", "run.toml", "--set", &format!("run.dir={name}")])
+        .args(more)
+        .current_dir(dir)
+        .env("XDG_CACHE_HOME", dir.join("cache"))
+        .env_remove("RUST_LOG")
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    let text = std::fs::read_to_string(dir.join(name).join("metrics.jsonl")).unwrap();
+    let losses = text.lines().map(|line| {
+        let row: Value = serde_json::from_str(line).unwrap();
+        row["train/loss"].as_f64().unwrap()
+    });
+    let db = rusqlite::Connection::open(dir.join(name).join("run.db")).unwrap();
+    let told =
+        "SELECT count(*) FROM rollouts WHERE state = 'trained' AND data LIKE '%routed_experts%'";
+    let told: i64 = db.query_row(told, [], |row| row.get(0)).unwrap();
+    (losses.collect(), told as usize)
+}
+
+#[test]
+fn ranks_of_a_run_train_with_the_experts_that_its_engine_sampled_with() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    write_model(&dir.join("moe"));
+    std::fs::write(dir.join("run.toml"), RECIPE).unwrap();
+    let replay = "--use-rollout-routing-replay";
+    let layout = "--tensor-model-parallel-size 2 --sequence-parallel --pipeline-model-parallel-size 2 \
+                  --expert-model-parallel-size 2 --expert-tensor-parallel-size 1";
+    let layout: Vec<&str> = layout.split_whitespace().collect();
+    let (one, told) = run(dir, "one", &[replay]);
+    assert_eq!((one.len(), told), (2, 32));
+    let (many, told) = run(dir, "many", &[&[replay], &layout[..]].concat());
+    assert_eq!(told, 32);
+    let (free, told) = run(dir, "free", &layout);
+    assert_eq!(told, 0);
+    // The first rollout step samples from the same weights; from then on f32 goes its own ways.
+    assert!((one[0] - many[0]).abs() < 1e-4, "{one:?} {many:?}");
+    assert!((free[0] - many[0]).abs() > 1e-3, "{free:?} {many:?}");
+}
