@@ -1,8 +1,8 @@
 //! Every operation on the GPU against the CPU in f64, and how fast each is, in one table.
 //!
 //! `cargo test -p slime-kernels --test gpu_check` checks; with `-- --bench` it times too, with `-- --large` it also runs
-//! shapes of more than 2³¹ elements. On a machine without a GPU it says so and passes. Read `parity.rs` for what is
-//! compared, `bench.rs` for what is timed.
+//! shapes of more than 2³¹ elements, with `-- attention rms` it checks only operations whose names contain one of the words.
+//! On a machine without a GPU it says so and passes. Read `parity.rs` for what is compared, `bench.rs` for what is timed.
 #![allow(
     clippy::print_stdout,
     reason = "a table on the terminal is what this program is for"
@@ -30,7 +30,11 @@ fn main() -> ExitCode {
     let failures = if wants("--no-parity") {
         0
     } else {
-        parity::check(&cuda)
+        let words: Vec<String> = std::env::args()
+            .skip(1)
+            .filter(|arg| !arg.starts_with('-'))
+            .collect();
+        parity::check(&cuda, &words)
     };
     let failures = failures
         + if wants("--large") {

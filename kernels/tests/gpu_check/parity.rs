@@ -24,16 +24,17 @@ fn error(got: &[f64], want: &[f64]) -> f64 {
     (difference / size.max(1e-6)).sqrt()
 }
 
-/// Prints a line a result and returns how many are wrong.
-pub(crate) fn check(cuda: &Cuda) -> usize {
+/// Prints a line a result and returns how many are wrong. With `words`, only of operations whose names contain one.
+pub(crate) fn check(cuda: &Cuda, words: &[String]) -> usize {
     let cpu = Cpu::<f64>::new();
     let mut failures = 0;
     println!(
         "{:<24} {:<44} {:<10} {:>9} {:>8}  ok",
         "op", "shape", "result", "error", "limit"
     );
-    for case in cases::all() {
-        let Case { op, shape, .. } = &case;
+    let wanted = |op: &str| words.is_empty() || words.iter().any(|word| op.contains(&**word));
+    for case in cases::all().iter().filter(|case| wanted(case.op)) {
+        let Case { op, shape, .. } = case;
         let outcome = case
             .run(&cpu)
             .and_then(|want| Ok((want, case.run(cuda)?, case.run(cuda)?)));
