@@ -31,6 +31,7 @@ use crate::telemetry::console::{Console, Voice};
 use crate::telemetry::logs::{self, LogFormat};
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use std::io::Write;
+use std::time::Duration;
 
 /// Post-train language models with reinforcement learning; prompts, rollouts and rewards are plugins.
 #[derive(Debug, Parser)]
@@ -179,17 +180,25 @@ fn dispatch(verb: Verb, context: &Context) -> Result<Outcome> {
     }
 }
 
-/// Run async work on a runtime of its own.
+/// How long a program that has done its work waits for threads that libraries of others hold.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Run async work on a runtime of its own. A thread that hangs in a driver or a library does not keep the program alive.
 ///
 /// # Errors
 /// The system gives no threads.
 fn block_on<T>(work: impl Future<Output = T>) -> Result<T> {
+    block_on_for(PATIENCE, work)
+}
+
+fn block_on_for<T>(patience: Duration, work: impl Future<Output = T>) -> Result<T> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build();
-    Ok(runtime
-        .map_err(|e| Failure::run(format!("no threads: {e}")))?
-        .block_on(work))
+    let runtime = runtime.map_err(|e| Failure::run(format!("no threads: {e}")))?;
+    let result = runtime.block_on(work);
+    runtime.shutdown_timeout(patience);
+    Ok(result)
 }
 
 /// Write data to stdout.
@@ -218,6 +227,19 @@ pub fn collected(problems: Vec<Problem>) -> Result<()> {
 mod tests {
     use super::*;
     use std::fmt::Write;
+    use std::sync::mpsc;
+
+    /// A broadcast that NCCL never returns from was seen to keep a finished run alive.
+    #[test]
+    fn a_thread_that_hangs_does_not_keep_the_program_alive() {
+        let (_kept, never) = mpsc::channel::<()>();
+        let work = async {
+            tokio::task::spawn_blocking(move || never.recv());
+            tokio::task::yield_now().await;
+            7
+        };
+        assert_eq!(block_on_for(Duration::from_millis(50), work).unwrap(), 7);
+    }
 
     /// Scripts depend on it: a flag that vanishes or changes its shape is a decision, not an accident.
     #[test]

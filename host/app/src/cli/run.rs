@@ -3,7 +3,7 @@
 use super::recipe::Recipe;
 use super::{Context, Outcome};
 use crate::config::flags::{Group, bits};
-use crate::config::{Plan, Problem, Verb};
+use crate::config::{Device, Plan, Problem, Verb};
 use crate::error::{Failure, Result};
 use crate::job::open::Place;
 use crate::job::opened::Opened;
@@ -11,7 +11,9 @@ use crate::job::stop::Stop;
 use crate::job::{End, run_dir, team};
 use crate::launch::Env;
 use crate::launch::contract::rendezvous;
+use crate::wire::caster;
 use slime_kernels::comm::Processes;
+use slime_rollout::publish::Transport;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -121,6 +123,9 @@ fn alone_or_leading(
         (said, None)
     };
     let plan = Plan::new(&said, Verb::Run)?;
+    if plan.rollout.transport == Transport::Nccl && plan.model.device == Device::Cuda {
+        caster::same_memory_as_servers()?;
+    }
     let place = match dir {
         Some(dir) => Place {
             dir,

@@ -4,7 +4,34 @@ use super::device::Computer;
 use crate::config::{Device, Problem};
 use slime_kernels::cuda::broadcast::Broadcaster;
 use slime_rollout::publish::Caster;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
 use std::sync::Arc;
+
+/// Whether NCCL's memory is shared through cuMem handles. SGLang's servers turn it off unless they find it set.
+const CUMEM: &str = "NCCL_CUMEM_ENABLE";
+
+/// Give this process the memory handles that servers expect: two sides that differ get "invalid argument" of each other's.
+/// NCCL asks its environment once, and a process cannot change its own safely while others may read it, so the program
+/// starts anew with it, as the same process. Returns where nothing had to change; servers started later inherit it.
+///
+/// # Errors
+/// The program could not be started again.
+pub fn same_memory_as_servers() -> Result<(), Problem> {
+    if std::env::var_os(CUMEM).is_some() {
+        return Ok(());
+    }
+    let failed = |e: std::io::Error| {
+        Problem::new(format!("the program could not start anew with {CUMEM}=0: {e}"))
+            .help(format!("set {CUMEM}=0 yourself, as SGLang does"))
+    };
+    let mut words = std::env::args_os();
+    let mut again = Command::new(std::env::current_exe().map_err(failed)?);
+    if let Some(name) = words.next() {
+        again.arg0(name);
+    }
+    Err(failed(again.args(words).env(CUMEM, "0").exec()))
+}
 
 /// What broadcasts from `device`.
 ///
