@@ -903,7 +903,7 @@ pub trait Ops: Send + Sync + 'static {
     /// `Σ x²`, in a fixed order, in f64.
     fn sum_squares(&self, x: &Self::Float) -> Result<f64>;
     /// `Σ x²` over all of them, in order. A device adds them up before it answers.
-    fn sum_squares_of_all(&self, all: &[Self::Float]) -> Result<f64> {
+    fn sum_squares_of_all(&self, all: &[&Self::Float]) -> Result<f64> {
         all.iter()
             .try_fold(0.0, |sum, x| Ok(sum + self.sum_squares(x)?))
     }

@@ -200,9 +200,8 @@ impl<O: Ops> Critic<O> {
             return Ok(report);
         }
         let ops = self.network.ops().clone();
-        let norm = (ops.sum_squares_of_all(&self.grads.0)?
-            + ops.sum_squares_of_all(&self.head_grads.0)?)
-        .sqrt();
+        let all: Vec<_> = self.grads.0.iter().chain(&self.head_grads.0).collect();
+        let norm = ops.sum_squares_of_all(&all)?.sqrt();
         report.grad_norm = Some(norm);
         let params = self.network.params().clone();
         let (weights, grads) = (self.network.weights_mut(), &self.grads);

@@ -408,7 +408,7 @@ hopper_dkv(const __grid_constant__ TensorMap qkv KEY_MAP, const __grid_constant_
   int group = warpgroup();
   if (threadIdx.x == 0) {
     barrier_init(kv_full, 1);
-    init_ring<DEPTH>(full, vacant);
+    init_ring<DEPTH>(full, vacant, 256);
   }
   __syncthreads();
   Tile tile = tiles[blockIdx.y];
@@ -467,8 +467,7 @@ hopper_dkv(const __grid_constant__ TensorMap qkv KEY_MAP, const __grid_constant_
         pin(dv);
         pin(dk);
         pin(left);
-        __syncwarp();  // all lanes have read the statistics
-        if (lane == 0) arrive(held);
+        arrive(held);  // each thread for itself: it has read statistics, which the tensor cores' products do not cover
       }
       pin(p);
       fence();
@@ -538,7 +537,7 @@ hopper_dkv(const __grid_constant__ TensorMap qkv KEY_MAP, const __grid_constant_
     // No query of a head's first step sees the keys of the second warpgroup.
     auto skip = [&]() {
       wait(full + 8 * ring.stage, ring.parity);
-      if (lane == 0) arrive(vacant + 8 * ring.stage);
+      arrive(vacant + 8 * ring.stage);
       ring.next();
     };
     int own = per_head - wg;

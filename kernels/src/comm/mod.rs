@@ -5,12 +5,14 @@
 //! schedule; which ranks form a group is the trainer's (`parallel::layout`). Read [`group`] next, then where ranks meet:
 //! [`threads`] and [`tcp`].
 
+mod begun;
 pub mod group;
 pub mod meet;
 pub mod simulated;
 pub mod tcp;
 pub mod threads;
 
+pub use begun::Begun;
 pub use group::Group;
 pub use meet::Meet;
 pub use simulated::Simulated;
@@ -97,6 +99,22 @@ pub trait Comm<O: Ops>: Send + Sync {
     /// # Errors
     /// As [`Self::all_reduce`].
     fn all_gather_float(&self, x: &O::Float) -> Result<O::Float>;
+
+    /// Begin a [`Self::reduce_scatter_float`] that runs beside what this rank computes from now on, where the group can.
+    /// Members begin what they begin in one order.
+    ///
+    /// # Errors
+    /// As [`Self::all_reduce`].
+    fn begin_reduce_scatter_float(&self, x: O::Float) -> Result<Begun<O::Float>> {
+        self.reduce_scatter_float(&x).map(Begun::done)
+    }
+    /// Begin a [`Self::all_gather`], likewise.
+    ///
+    /// # Errors
+    /// As [`Self::all_reduce`].
+    fn begin_all_gather(&self, x: O::Tensor) -> Result<Begun<O::Tensor>> {
+        self.all_gather(&x).map(Begun::done)
+    }
 
     /// Combine a few host numbers in place.
     ///

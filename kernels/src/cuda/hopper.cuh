@@ -180,11 +180,12 @@ __device__ __forceinline__ u32 shared_base() { return ((u32)__cvta_generic_to_sh
 // Asked of one lane, so that the compiler knows it to be the same for a warp.
 __device__ __forceinline__ int warpgroup() { return __shfl_sync(0xffffffffu, threadIdx.x >> 7, 0); }
 
-// Barriers of a ring of N buffers: filled by one copy, given back by the eight warps that read. One thread calls it.
-template <int N> __device__ __forceinline__ void init_ring(u32 full, u32 vacant) {
+// Barriers of a ring of N buffers: filled by one copy, given back by all `readers`: the eight warps that read, or their
+// threads. One thread calls it.
+template <int N> __device__ __forceinline__ void init_ring(u32 full, u32 vacant, int readers = 8) {
   for (int i = 0; i < N; i++) {
     barrier_init(full + 8 * i, 1);
-    barrier_init(vacant + 8 * i, 8);
+    barrier_init(vacant + 8 * i, readers);
   }
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }

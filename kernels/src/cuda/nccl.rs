@@ -1,13 +1,14 @@
 //! Ranks on several GPUs: NCCL, found at run time, behind [`Comm`].
 //!
 //! A small binding of our own, because pip's and the distributions' file is `libnccl.so.2`, which cudarc does not try.
-//! Collectives run on the device's one stream, so they are ordered with the kernels around them; messages between stages
-//! run on two streams of their own, one a direction, so that no send waits for a receive queued behind it. Host numbers go
+//! Collectives run on the device's one stream, so they are ordered with the kernels around them, and those that are begun
+//! on a stream beside it; messages between stages run on two streams of their own, one a direction, so that no send waits
+//! for a receive queued behind it. Host numbers go
 //! through the group of threads that also gave every member the group's id. When a rank fails, every communicator is
 //! aborted, which frees whoever waits in one. Read [`crate::comm`] for the contract.
 
 use super::{Cuda, Float, Tensor, driver, library};
-use crate::comm::{Comm, Reduce, Threads, World};
+use crate::comm::{Begun, Comm, Reduce, Threads, World};
 use crate::{Error, Result};
 use cudarc::driver::{CudaEvent, CudaStream};
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
@@ -238,6 +239,8 @@ pub struct Nccl {
     api: &'static Api,
     host: Threads<Cuda>,
     line: Arc<Line>,
+    /// Where what is begun runs, beside the device's stream.
+    side: Arc<CudaStream>,
     /// Forward and backward; made for groups that send messages.
     posts: Option<[Post; 2]>,
 }
@@ -294,20 +297,49 @@ impl Nccl {
             api,
             host,
             line: main,
+            side: cuda.device.context.new_stream().map_err(driver)?,
             posts,
             cuda,
         })
     }
 
-    fn stream(&self) -> *mut c_void {
-        self.cuda.device.stream.cu_stream().cast()
+    fn call(&self, op: &str, call: impl FnOnce(Handle, *mut c_void) -> Status) -> Result<()> {
+        self.call_on(&self.cuda.device.stream, op, call)
     }
 
-    fn call(&self, op: &str, call: impl FnOnce(Handle, *mut c_void) -> Status) -> Result<()> {
-        self.cuda.device.bind()?;
-        let stream = self.stream();
-        let status = self.line.with(|handle| call(handle, stream))?;
-        self.api.check(op, status)
+    fn call_on(
+        &self,
+        stream: &Arc<CudaStream>,
+        op: &str,
+        call: impl FnOnce(Handle, *mut c_void) -> Status,
+    ) -> Result<()> {
+        let device = &self.cuda.device;
+        device.bind()?;
+        let span = device.profile().begin(stream)?;
+        let on = stream.cu_stream().cast();
+        let status = self.line.with(|handle| call(handle, on))?;
+        self.api.check(op, status)?;
+        device.profile().end(stream, span, || op.into())
+    }
+
+    /// Run `call` beside the device's stream, after what is queued there now. It reads `x` and writes `y`.
+    fn begin<X: Send + 'static, Y>(
+        &self,
+        op: &str,
+        (x, y): (X, Y),
+        call: impl FnOnce(Handle, *mut c_void) -> Status,
+    ) -> Result<Begun<Y>> {
+        let cuda = self.cuda.clone();
+        self.side.join(&cuda.device.stream).map_err(driver)?;
+        self.call_on(&self.side, op, call)?;
+        let done = self.side.record_event(None).map_err(driver)?;
+        Ok(Begun::new(y, move || {
+            cuda.device.bind()?;
+            cuda.device.stream.wait(&done).map_err(driver)?;
+            // Its memory may be written from now on, in the stream's order.
+            drop(x);
+            Ok(())
+        }))
     }
 
     /// Several sends and receives as one call.
@@ -535,6 +567,26 @@ impl Comm<Cuda> for Nccl {
             unsafe { (self.api.reduce_scatter)(from, to, n, F32, SUM, handle, stream) }
         })?;
         Ok(y)
+    }
+
+    fn begin_reduce_scatter_float(&self, x: Float) -> Result<Begun<Float>> {
+        let n = divided("reduce_scatter", x.rows * x.cols, self.size())?;
+        let y = self.cuda.new_float(1, n, "a share of a sum")?;
+        let (from, to) = (at(x.at(&self.cuda.device)?), at(y.at(&self.cuda.device)?));
+        self.begin("ncclReduceScatter", (x, y), |handle, stream| {
+            // SAFETY: y holds n f32, x as many for each member; both live until the device's stream has waited.
+            unsafe { (self.api.reduce_scatter)(from, to, n, F32, SUM, handle, stream) }
+        })
+    }
+
+    fn begin_all_gather(&self, x: Tensor) -> Result<Begun<Tensor>> {
+        let rows = x.rows * self.size();
+        let y = self.cuda.new_tensor(rows, x.cols, "gathered ranks")?;
+        let (n, from, to) = (x.rows * x.cols, at(x.block.ptr), at(y.block.ptr));
+        self.begin("ncclAllGather", (x, y), |handle, stream| {
+            // SAFETY: x holds n bf16, y as many for each member; both live until the device's stream has waited.
+            unsafe { (self.api.all_gather)(from, to, n, BF16, handle, stream) }
+        })
     }
 
     fn all_gather_float(&self, x: &Float) -> Result<Float> {

@@ -710,8 +710,8 @@ impl Ops for Cuda {
         self.squares_of_all(&[x])
     }
 
-    fn sum_squares_of_all(&self, all: &[Float]) -> Result<f64> {
-        self.squares_of_all(&all.iter().collect::<Vec<_>>())
+    fn sum_squares_of_all(&self, all: &[&Float]) -> Result<f64> {
+        self.squares_of_all(all)
     }
 
     fn adamw(

@@ -703,7 +703,7 @@ impl Body {
                 out.put(
                     "norm of all",
                     Kind::Float,
-                    vec![o.sum_squares_of_all(&grads)?],
+                    vec![o.sum_squares_of_all(&[&grads[0], &grads[1]])?],
                 );
                 out.float("second's master", Kind::Float, &master2)?;
                 out.tensor("second's weight", &weight2)?;

@@ -457,7 +457,7 @@ pub struct TrainSection {
     pub expert_tensor_parallel_size: Option<usize>,
     /// Ranks that train on different sequences. Default 1.
     pub data_parallel_size: Option<usize>,
-    /// Elements of one gradient bucket. Default: all in one.
+    /// Elements of one gradient bucket, which leaves while the backward goes on. Default: 40 million, or a million a rank.
     pub ddp_bucket_size: Option<usize>,
     /// How long ranks wait for each other, like `30s`. Default `10m`.
     pub distributed_timeout: Option<String>,

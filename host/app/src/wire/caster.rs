@@ -22,8 +22,10 @@ pub fn same_memory_as_servers() -> Result<(), Problem> {
         return Ok(());
     }
     let failed = |e: std::io::Error| {
-        Problem::new(format!("the program could not start anew with {CUMEM}=0: {e}"))
-            .help(format!("set {CUMEM}=0 yourself, as SGLang does"))
+        Problem::new(format!(
+            "the program could not start anew with {CUMEM}=0: {e}"
+        ))
+        .help(format!("set {CUMEM}=0 yourself, as SGLang does"))
     };
     let mut words = std::env::args_os();
     let mut again = Command::new(std::env::current_exe().map_err(failed)?);

@@ -151,7 +151,8 @@ impl<O: Ops> Optimizer<O> {
         weights: &mut Weights<O>,
         grads: &Gradients<O>,
     ) -> Result<StepReport> {
-        let grad_norm = ops.sum_squares_of_all(&grads.0)?.sqrt();
+        let all: Vec<_> = grads.0.iter().collect();
+        let grad_norm = ops.sum_squares_of_all(&all)?.sqrt();
         self.step_of_norm(ops, params, weights, grads, grad_norm)
     }
 

@@ -35,7 +35,7 @@ pub struct ParallelConfig {
     pub expert_tensor_parallel_size: Option<usize>,
     /// Ranks that train on different sequences.
     pub data_parallel_size: usize,
-    /// Elements of one gradient bucket; all of a rank's in one when not given.
+    /// Elements of one gradient bucket; when not given 40 million, or a million a rank if that is more.
     pub ddp_bucket_size: Option<usize>,
 }
 

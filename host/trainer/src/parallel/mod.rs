@@ -4,7 +4,9 @@
 //! ([`share`], [`slice`](mod@slice)); what they tell each other goes through [`mesh`]. One rank's arithmetic is the
 //! definition of correct: `tests/parallel` compares every layout with it. Read [`layout`] first, then [`rank`].
 
+mod buckets;
 mod checkpoint;
+mod copies;
 mod fit;
 pub mod head;
 pub mod layout;

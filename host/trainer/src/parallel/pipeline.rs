@@ -6,7 +6,7 @@
 use super::mesh::Group;
 use super::schedule::{Work, forwards, one_f_one_b};
 use super::slice::LocalMicro;
-use super::stage::{Passed, Saved, Stage};
+use super::stage::{Finished, Passed, Saved, Stage};
 use crate::Result;
 use slime_kernels::Ops;
 use slime_model::layers::{Gradients, Recompute, Routes};
@@ -103,7 +103,8 @@ impl<O: Ops> Pipeline<'_, O> {
     }
 
     /// Forwards and backwards of all micro-batches: adds to `grads`. `last` gets each micro-batch's wanted hidden rows on
-    /// the last stage and gives their gradient, of which this rank's part is enough.
+    /// the last stage and gives their gradient, of which this rank's part is enough. `finished` is told which gradients
+    /// are done, while others are not.
     ///
     /// # Errors
     /// A rank or the device failed, or what `last` returns.
@@ -112,6 +113,7 @@ impl<O: Ops> Pipeline<'_, O> {
         recompute: &[Recompute],
         grads: &mut Gradients<O>,
         mut last: impl FnMut(usize, O::Tensor, &mut Gradients<O>) -> Result<O::Tensor>,
+        finished: &mut Finished<'_, O>,
     ) -> Result<()> {
         let (stages, chunks) = (self.pp.size(), self.stage.num_chunks());
         let mut kept: BTreeMap<(usize, usize), (Option<O::Tensor>, Saved<O>)> = BTreeMap::new();
@@ -133,10 +135,12 @@ impl<O: Ops> Pipeline<'_, O> {
                         Some(dhidden) => dhidden,
                         None => self.receive(chunk, micro, true)?,
                     };
+                    // Backwards of a chunk come in the micro-batches' order.
+                    let finished = (micro + 1 == self.micros.len()).then_some(&mut *finished);
                     let micro_batch = &self.micros[micro];
-                    let din = self
-                        .stage
-                        .backward(chunk, dout, micro_batch, saved, grads)?;
+                    let din =
+                        self.stage
+                            .backward(chunk, dout, micro_batch, saved, grads, finished)?;
                     if let Some(din) = din {
                         let (at, ..) = self.place(chunk);
                         self.send(at - 1, micro, true, &din)?;

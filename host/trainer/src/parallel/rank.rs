@@ -4,6 +4,7 @@
 //! is [`crate::Trainer`] written for many: the same batches, objective and metrics, other passes. Read [`super::trainer`]
 //! for who starts and ends ranks.
 
+use super::copies::sum_copies;
 use super::head::SplitHead;
 use super::layout::ParallelConfig;
 use super::mesh::Mesh;
@@ -13,7 +14,7 @@ use super::replay;
 use super::share::{Cost, micro_batches};
 use super::slice::{LocalMicro, Slicing};
 use super::stage::{Make, Stage};
-use super::zero::{Zero, sum_copies};
+use super::zero::Zero;
 use crate::algo::objective::{Objective, Token};
 use crate::config::{Problem, TrainConfig};
 use crate::data::rollouts::{Limits, check_tokens, rollouts};
@@ -255,7 +256,7 @@ impl<O: Ops> Rank<O> {
 
     /// Forward, backward and update of one train step.
     fn step(&mut self, evaluation: &Evaluation<'_>, micros: &[LocalMicro]) -> Result<TrainMetrics> {
-        let found = self.accumulate(evaluation, micros)?;
+        let (found, slices) = self.accumulate(evaluation, micros)?;
         let scores = found.shared(&self.mesh, evaluation.batch.num_trained())?;
         let mut metrics = metrics(evaluation, &scores);
         metrics.micro_batches = micros.len() * self.mesh.place.size(Axis::Dp);
@@ -268,7 +269,7 @@ impl<O: Ops> Rank<O> {
             let (ops, mesh) = (&*self.ops, &self.mesh);
             let report = self
                 .optimizer
-                .step(ops, &mut self.stage, mesh, &self.grads)?;
+                .step(ops, &mut self.stage, mesh, &self.grads, slices)?;
             metrics.grad_norm = Some(report.grad_norm);
             metrics.skipped = u64::from(report.skipped);
         }
@@ -276,8 +277,13 @@ impl<O: Ops> Rank<O> {
         Ok(metrics)
     }
 
-    /// Forward and backward of all micro-batches: gradients set, numbers of this rank's tokens found.
-    fn accumulate(&mut self, evaluation: &Evaluation<'_>, micros: &[LocalMicro]) -> Result<Found> {
+    /// Forward and backward of all micro-batches: gradients set, numbers of this rank's tokens found, and its slices of the
+    /// gradients summed over data-parallel ranks.
+    fn accumulate(
+        &mut self,
+        evaluation: &Evaluation<'_>,
+        micros: &[LocalMicro],
+    ) -> Result<(Found, Vec<Option<O::Float>>)> {
         let (ops, mesh, stage) = (&*self.ops, &self.mesh, &self.stage);
         self.grads.zero(ops)?;
         let head = head(ops, stage, mesh, &self.config, self.vocab);
@@ -288,7 +294,8 @@ impl<O: Ops> Rank<O> {
         };
         let mut found = Found::default();
         let objective = &evaluation.objective;
-        pipeline.train(&self.recompute, &mut self.grads, |micro, hidden, grads| {
+        let mut sending = self.optimizer.sending(ops, mesh);
+        let last = |micro: usize, hidden: O::Tensor, grads: &mut Gradients<O>| {
             let micro = &micros[micro];
             let with_ratio = match objective.needs_trajectory() {
                 true => {
@@ -314,10 +321,12 @@ impl<O: Ops> Rank<O> {
             let (dhidden, stats) = head.backward(&hidden, &micro.targets, dweight, slopes)?;
             found.add(micro, &stats);
             Ok(dhidden)
-        })?;
+        };
+        let mut finished = |params: &[usize], grads: &Gradients<O>| sending.finished(params, grads);
+        pipeline.train(&self.recompute, &mut self.grads, last, &mut finished)?;
         let _reduce = debug_span!("reduce").entered();
         sum_copies(ops, stage, mesh, &mut self.grads)?;
-        Ok(found)
+        Ok((found, sending.all(&self.grads)?))
     }
 }
 

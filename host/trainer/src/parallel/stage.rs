@@ -44,6 +44,9 @@ pub fn cut_from<'a, O: Ops>(
     }
 }
 
+/// Told which parameters' gradients a backward has finished with.
+pub type Finished<'a, O> = dyn FnMut(&[usize], &Gradients<O>) -> Result<()> + 'a;
+
 /// What a forward leaves.
 pub struct Passed<O: Ops> {
     /// The stream for the next stage, or on the last the wanted rows after the final norm, `[rows, hidden]`.
@@ -358,7 +361,7 @@ impl<O: Ops> Stage<O> {
     }
 
     /// The gradient of what [`Self::forward`] gave → that of its input, `None` for the first virtual stage. On the last,
-    /// `dout` is this rank's part of a sum over tp.
+    /// `dout` is this rank's part of a sum over tp. A chunk's last backward tells `finished` as it goes.
     ///
     /// # Errors
     /// A peer or the device failed.
@@ -369,7 +372,12 @@ impl<O: Ops> Stage<O> {
         micro: &LocalMicro,
         saved: Saved<O>,
         grads: &mut Gradients<O>,
+        mut finished: Option<&mut Finished<'_, O>>,
     ) -> Result<Option<O::Tensor>> {
+        let mut finished = |params: &[usize], grads: &Gradients<O>| match &mut finished {
+            Some(finished) => finished(params, grads),
+            None => Ok(()),
+        };
         let Saved {
             positions,
             rows,
@@ -389,7 +397,9 @@ impl<O: Ops> Stage<O> {
                 };
                 let dout = self.peers.enter_backward(dout)?;
                 let norm = &self.wiring.norm;
-                norm.backward(&dout, &sum, &stat, None, ops, weights, grads)?
+                let dsum = norm.backward(&dout, &sum, &stat, None, ops, weights, grads)?;
+                finished(&self.params_after_layers(), grads)?;
+                dsum
             }
             None => dout,
         };
@@ -398,11 +408,26 @@ impl<O: Ops> Stage<O> {
             let rows = rows.as_ref().filter(|_| layer + 1 == layers.end && !late);
             let block = &self.wiring.blocks[layer];
             dstream = block.backward(dstream, saved, &micro.sequences, rows, pass, grads)?;
+            finished(&self.params_of(Some(layer)), grads)?;
         }
         if self.own[chunk] > 0 {
             return Ok(Some(dstream));
         }
         self.embed_backward(&dstream, micro, grads)?;
+        finished(&[self.wiring.embedding.0], grads)?;
         Ok(None)
+    }
+
+    fn params_of(&self, layer: Option<usize>) -> Vec<usize> {
+        let all = self.params.iter().enumerate();
+        let of = all.filter(|(_, param)| param.layer == layer);
+        of.map(|(i, _)| i).collect()
+    }
+
+    /// The final norm, and a head of its own: one that is the embedding, too, gets more from the first layer.
+    fn params_after_layers(&self) -> Vec<usize> {
+        let mut params = self.params_of(None);
+        params.retain(|param| *param != self.wiring.embedding.0);
+        params
     }
 }

@@ -1,14 +1,15 @@
 //! The distributed optimizer (ZeRO-1): gradients summed into slices, one slice a rank, weights gathered again.
 //!
 //! ```text
-//! gradients ─► buckets, last parameter first, padded to the group's size ─► reduce-scatter ─► own slice
+//! gradients ─► buckets, beside the backward ─► reduce-scatter ─► own slices
 //! own slices ─► norm over all ranks ─► clip ─► AdamW on own master, m, v ─► all-gather ─► weights
 //! ```
 //!
 //! A slice knows nothing of parameters' borders; it is a list of segments, each a piece of one parameter. Padding is never
 //! updated, saved or counted in the norm. Every sum is a plain sum: the loss's weights hold all averages. With a group of
-//! one nothing is copied or sent. Read [`crate::optim`] for the formulas.
+//! one nothing is copied or sent. Read [`super::buckets`] for what travels when, [`crate::optim`] for the formulas.
 
+use super::buckets::{Bucket, Sending, buckets};
 use super::mesh::Mesh;
 use super::shard::Shard;
 use super::stage::Stage;
@@ -17,19 +18,12 @@ use crate::optim::precision::Precision;
 use crate::optim::schedule::Schedule;
 use crate::optim::{Progress, StepReport, adamw_of, clip_scale, schedule_of};
 use crate::{Error, Result};
-use slime_kernels::{AdamW, Ops, Reduce};
+use slime_kernels::comm::Begun;
+use slime_kernels::{AdamW, Ops, Reduce, Update};
+use slime_model::ParamSpec;
 use slime_model::layers::Gradients;
+use std::collections::VecDeque;
 use std::ops::Range;
-
-/// Parameters whose gradients travel together.
-struct Bucket {
-    /// Each parameter and where it lies in the bucket.
-    members: Vec<(usize, Range<usize>)>,
-    /// Elements, padding included: a multiple of the group's size.
-    len: usize,
-    /// Of experts, whose gradients another group sums.
-    is_expert: bool,
-}
 
 /// A piece of one parameter, updated by this rank.
 pub struct Segment<O: Ops> {
@@ -45,6 +39,28 @@ pub struct Segment<O: Ops> {
     pub v: O::Float,
     /// Full-precision weights, where the device's are rounded.
     pub master: Option<O::Float>,
+}
+
+impl<O: Ops> Segment<O> {
+    fn update<'a>(
+        &'a mut self,
+        param: &ParamSpec,
+        step: AdamW,
+        grad: &'a O::Float,
+        weight: &'a mut O::Tensor,
+    ) -> Update<'a, O> {
+        Update {
+            weight_decay: match param.decay {
+                true => step.weight_decay,
+                false => 0.0,
+            },
+            grad,
+            m: &mut self.m,
+            v: &mut self.v,
+            master: self.master.as_mut(),
+            weight,
+        }
+    }
 }
 
 /// One rank's share of the optimizer.
@@ -69,35 +85,6 @@ fn counted(shard: &Shard, range: &Range<usize>) -> Vec<Range<usize>> {
         .collect()
 }
 
-/// Buckets of the parameters that are experts', or of the others.
-fn buckets(shards: &[Shard], is_expert: bool, ranks: usize, largest: usize) -> Vec<Bucket> {
-    let mut buckets: Vec<Bucket> = Vec::new();
-    let mut open: Vec<(usize, Range<usize>)> = Vec::new();
-    let mut len = 0;
-    let held = shards.iter().enumerate().rev();
-    for (param, shard) in held.filter(|(_, s)| !s.is_empty() && s.is_expert == is_expert) {
-        open.push((param, len..len + shard.len()));
-        len += shard.len();
-        if len >= largest {
-            let members = std::mem::take(&mut open);
-            buckets.push(Bucket {
-                members,
-                len: len.next_multiple_of(ranks),
-                is_expert,
-            });
-            len = 0;
-        }
-    }
-    if !open.is_empty() {
-        buckets.push(Bucket {
-            members: open,
-            len: len.next_multiple_of(ranks),
-            is_expert,
-        });
-    }
-    buckets
-}
-
 impl<O: Ops> Zero<O> {
     /// Fresh moments of this rank's slices of `stage`'s weights.
     ///
@@ -116,26 +103,13 @@ impl<O: Ops> Zero<O> {
                 detail: "works where one rank trains; leave it out, or train on one".into(),
             }]));
         }
-        let largest = bucket_size.unwrap_or(usize::MAX);
-        let of = |is_expert| {
-            let ranks = mesh.replicas(is_expert).size();
-            buckets(&stage.shards, is_expert, ranks, largest)
-        };
-        let buckets: Vec<Bucket> = of(false).into_iter().chain(of(true)).collect();
+        let buckets = buckets(stage, mesh, bucket_size);
         let rounded = Precision::of_weights(ops)? == Precision::Rounded;
         let mut segments = Vec::new();
         for bucket in &buckets {
-            let group = mesh.replicas(bucket.is_expert);
-            let (ranks, rank) = (group.size(), group.rank());
-            let part = bucket.len / ranks;
-            let own = rank * part..(rank + 1) * part;
-            for (param, at) in &bucket.members {
-                let both = at.start.max(own.start)..at.end.min(own.end);
-                if both.is_empty() {
-                    continue;
-                }
-                let range = both.start - at.start..both.end - at.start;
-                let weight = &stage.weights.0[*param];
+            let ranks = mesh.replicas(bucket.is_expert).size();
+            for (param, range) in bucket.own_pieces(mesh) {
+                let weight = &stage.weights.0[param];
                 let (rows, cols) = match ranks {
                     1 => ops.shape(weight),
                     _ => (1, range.len()),
@@ -145,8 +119,8 @@ impl<O: Ops> Zero<O> {
                     false => None,
                 };
                 segments.push(Segment {
-                    param: *param,
-                    counted: counted(&stage.shards[*param], &range),
+                    param,
+                    counted: counted(&stage.shards[param], &range),
                     range,
                     m: ops.float_zeros(rows, cols)?,
                     v: ops.float_zeros(rows, cols)?,
@@ -176,18 +150,25 @@ impl<O: Ops> Zero<O> {
         self.progress.num_skipped += 1;
     }
 
-    /// Sum the gradients over the ranks that hold the same parameters, clip, update, and give everybody the new weights.
+    /// Gradients that leave as a backward finishes with them; what arrives is for [`Self::step`].
+    pub(super) fn sending<'a>(&'a self, ops: &'a O, mesh: &'a Mesh<O>) -> Sending<'a, O> {
+        Sending::new(ops, mesh, &self.buckets)
+    }
+
+    /// Clip the gradients, update, and give everybody the new weights. `slices` are this rank's, summed over the ranks that
+    /// hold the same parameters, a bucket each; `grads` are read where there are none.
     ///
     /// # Errors
     /// A rank or the device failed.
-    pub fn step(
+    pub(super) fn step(
         &mut self,
         ops: &O,
         stage: &mut Stage<O>,
         mesh: &Mesh<O>,
         grads: &Gradients<O>,
+        slices: Vec<Option<O::Float>>,
     ) -> Result<StepReport> {
-        let slices = self.slices(ops, mesh, grads)?;
+        let slices = self.cut(ops, mesh, slices)?;
         let mut squares = [self.squares(ops, grads, &slices)?];
         mesh.world.all_reduce_host(&mut squares, Reduce::Sum)?;
         let (grad_norm, lr) = (squares[0].sqrt(), self.lr());
@@ -215,36 +196,23 @@ impl<O: Ops> Zero<O> {
         })
     }
 
-    /// Each segment's summed gradient; none in a group of one, whose gradients are whole already.
-    fn slices(
+    /// Each segment's summed gradient, cut from its bucket's; none in a group of one, whose gradients are whole already.
+    fn cut(
         &self,
         ops: &O,
         mesh: &Mesh<O>,
-        grads: &Gradients<O>,
+        slices: Vec<Option<O::Float>>,
     ) -> Result<Vec<Option<O::Float>>> {
-        let mut slices = Vec::with_capacity(self.segments.len());
-        let mut segments = self.segments.iter();
-        for bucket in &self.buckets {
-            let group = mesh.replicas(bucket.is_expert);
-            let count = self.segments_of(bucket, mesh);
-            if group.size() == 1 {
-                slices.extend(segments.by_ref().take(count).map(|_| None));
-                continue;
-            }
-            let parts: Vec<_> = bucket
-                .members
-                .iter()
-                .map(|(param, at)| (&grads.0[*param], 0..at.len()))
-                .collect();
-            let own = group.reduce_scatter_float(&ops.join_float(&parts, bucket.len)?)?;
+        let mut cut = Vec::with_capacity(self.segments.len());
+        for (bucket, slice) in self.buckets.iter().zip(slices) {
             let mut at = 0;
-            for segment in segments.by_ref().take(count) {
-                let len = segment.range.len();
-                slices.push(Some(ops.cut_float(&own, at..at + len, 1, len)?));
-                at += len;
+            for (_, range) in bucket.own_pieces(mesh) {
+                let piece = |slice| ops.cut_float(slice, at..at + range.len(), 1, range.len());
+                cut.push(slice.as_ref().map(piece).transpose()?);
+                at += range.len();
             }
         }
-        Ok(slices)
+        Ok(cut)
     }
 
     /// One of the states (0: m, 1: v, 2: master) of each parameter held here, laid together from everybody's slices.
@@ -270,7 +238,7 @@ impl<O: Ops> Zero<O> {
         let mut segments = self.segments.iter();
         for bucket in &self.buckets {
             let group = mesh.replicas(bucket.is_expert);
-            let mut own = segments.by_ref().take(self.segments_of(bucket, mesh));
+            let mut own = segments.by_ref().take(bucket.own_pieces(mesh).len());
             if group.size() == 1 {
                 own.try_for_each(|segment| take(segment.param, state(segment)))?;
                 continue;
@@ -287,30 +255,23 @@ impl<O: Ops> Zero<O> {
         Ok(())
     }
 
-    fn segments_of(&self, bucket: &Bucket, mesh: &Mesh<O>) -> usize {
-        let group = mesh.replicas(bucket.is_expert);
-        let part = bucket.len / group.size();
-        let own = group.rank() * part..(group.rank() + 1) * part;
-        let meets = |at: &Range<usize>| at.start.max(own.start) < at.end.min(own.end);
-        bucket.members.iter().filter(|(_, at)| meets(at)).count()
-    }
-
     fn squares(&self, ops: &O, grads: &Gradients<O>, slices: &[Option<O::Float>]) -> Result<f64> {
-        let mut sum = 0.0;
-        for (i, segment) in self.segments.iter().enumerate() {
-            let grad = slices[i].as_ref().unwrap_or(&grads.0[segment.param]);
+        let (mut whole, mut pieces) = (Vec::new(), Vec::new());
+        for (segment, slice) in self.segments.iter().zip(slices) {
+            let grad = slice.as_ref().unwrap_or(&grads.0[segment.param]);
             if segment.counted == [0..segment.range.len()] {
-                sum += ops.sum_squares(grad)?;
+                whole.push(grad);
                 continue;
             }
             for range in &segment.counted {
-                let piece = ops.cut_float(grad, range.clone(), 1, range.len())?;
-                sum += ops.sum_squares(&piece)?;
+                pieces.push(ops.cut_float(grad, range.clone(), 1, range.len())?);
             }
         }
-        Ok(sum)
+        whole.extend(&pieces);
+        Ok(ops.sum_squares_of_all(&whole)?)
     }
 
+    /// Bucket after bucket; while one's new weights are on their way, the next is updated.
     fn update(
         &mut self,
         ops: &O,
@@ -320,117 +281,60 @@ impl<O: Ops> Zero<O> {
         slices: &[Option<O::Float>],
         step: AdamW,
     ) -> Result<()> {
-        let params = stage.params.clone();
-        let decayed = |param: usize| AdamW {
-            weight_decay: match params[param].decay {
-                true => step.weight_decay,
-                false => 0.0,
-            },
-            ..step
-        };
-        let mut done = 0;
+        let mut under_way: VecDeque<(&Bucket, Begun<O::Tensor>)> = VecDeque::new();
+        let (mut segments, mut slices) = (self.segments.iter_mut(), slices.iter());
         for bucket in &self.buckets {
             let group = mesh.replicas(bucket.is_expert);
-            let count = self.segments_of(bucket, mesh);
-            let mut pieces = Vec::with_capacity(count);
-            for i in done..done + count {
-                let segment = &mut self.segments[i];
-                let (range, len) = (segment.range.clone(), segment.range.len());
-                let (param, step) = (segment.param, decayed(segment.param));
-                let Segment { m, v, master, .. } = segment;
-                let Some(slice) = &slices[i] else {
-                    let (grad, weight) = (&grads.0[param], &mut stage.weights.0[param]);
-                    ops.adamw(&step, grad, m, v, master.as_mut(), weight)?;
-                    continue;
-                };
-                let mut weight = ops.cut(&stage.weights.0[param], range, 1, len)?;
-                ops.adamw(&step, slice, m, v, master.as_mut(), &mut weight)?;
-                pieces.push(weight);
-            }
-            done += count;
+            let count = bucket.own_pieces(mesh).len();
+            let own: Vec<_> = segments.by_ref().take(count).zip(&mut slices).collect();
             if group.size() == 1 {
+                let params = stage.params.clone();
+                let mut weights: Vec<_> = stage.weights.0.iter_mut().map(Some).collect();
+                let updates = own.into_iter().filter_map(|(segment, _)| {
+                    let param = segment.param;
+                    let weight = weights[param].take()?;
+                    Some(segment.update(&params[param], step, &grads.0[param], weight))
+                });
+                ops.adamw_all(&step, updates.collect())?;
                 continue;
             }
+            let mut pieces = Vec::with_capacity(count);
+            for (segment, _) in &own {
+                let (range, weight) = (segment.range.clone(), &stage.weights.0[segment.param]);
+                let len = range.len();
+                pieces.push(ops.cut(weight, range, 1, len)?);
+            }
+            let updates = own.into_iter().zip(&mut pieces);
+            let updates = updates.map(|((segment, slice), weight)| {
+                let param = segment.param;
+                let grad = slice.as_ref().unwrap_or(&grads.0[param]);
+                segment.update(&stage.params[param], step, grad, weight)
+            });
+            ops.adamw_all(&step, updates.collect())?;
             let parts: Vec<_> = pieces
                 .iter()
                 .map(|piece| (piece, 0..ops.shape(piece).1))
                 .collect();
             let own = ops.join(&parts, bucket.len / group.size())?;
-            let all = group.all_gather(&own)?;
-            for (param, at) in &bucket.members {
-                let shard = &stage.shards[*param];
-                stage.weights.0[*param] = ops.cut(&all, at.clone(), shard.rows, shard.cols)?;
+            under_way.push_back((bucket, group.begin_all_gather(own)?));
+            if under_way.len() > 1
+                && let Some((bucket, begun)) = under_way.pop_front()
+            {
+                take_in(ops, stage, bucket, &begun.wait()?)?;
             }
+        }
+        for (bucket, begun) in under_way {
+            take_in(ops, stage, bucket, &begun.wait()?)?;
         }
         Ok(())
     }
 }
 
-/// Sum, over the ranks that hold copies of them, the gradients that each rank has only a part of: per-head norms and (with
-/// sequence parallelism) every norm over tp, replicated key heads over their holders, a tied embedding over the first and
-/// the last stage.
-///
-/// # Errors
-/// A rank or the device failed.
-pub fn sum_copies<O: Ops>(
-    ops: &O,
-    stage: &Stage<O>,
-    mesh: &Mesh<O>,
-    grads: &mut Gradients<O>,
-) -> Result<()> {
-    let shards = stage.shards.clone();
-    let over_tp: Vec<(usize, Range<usize>)> = shards
-        .iter()
-        .enumerate()
-        .filter(|(_, s)| s.sum_over_tp)
-        .map(|(i, s)| (i, 0..s.len()))
-        .collect();
-    sum_ranges(ops, &shards, &over_tp, &*mesh.tp, grads)?;
-    if let Some(group) = &mesh.key_replicas {
-        let ranges: Vec<(usize, Range<usize>)> = shards
-            .iter()
-            .enumerate()
-            .filter(|(_, s)| !s.key_replicas.is_empty())
-            .map(|(i, s)| (i, s.key_replicas.clone()))
-            .collect();
-        sum_ranges(ops, &shards, &ranges, &**group, grads)?;
-    }
-    if let Some(group) = mesh.embedding.as_ref().filter(|_| stage.spec.tied) {
-        let head = stage.head().0;
-        group.all_reduce_float(&mut grads.0[head])?;
-    }
-    Ok(())
-}
-
-fn sum_ranges<O: Ops>(
-    ops: &O,
-    shards: &[Shard],
-    ranges: &[(usize, Range<usize>)],
-    group: &dyn slime_kernels::Comm<O>,
-    grads: &mut Gradients<O>,
-) -> Result<()> {
-    if ranges.is_empty() {
-        return Ok(());
-    }
-    let len = ranges.iter().map(|(_, range)| range.len()).sum();
-    let parts: Vec<_> = ranges
-        .iter()
-        .map(|(i, range)| (&grads.0[*i], range.clone()))
-        .collect();
-    let mut all = ops.join_float(&parts, len)?;
-    group.all_reduce_float(&mut all)?;
-    let mut at = 0;
-    for (i, range) in ranges {
-        let (shard, grad) = (&shards[*i], &grads.0[*i]);
-        let summed = (&all, at..at + range.len());
-        at += range.len();
-        let parts = [
-            (grad, 0..range.start),
-            summed,
-            (grad, range.end..shard.len()),
-        ];
-        let whole = ops.join_float(&parts, shard.len())?;
-        grads.0[*i] = ops.cut_float(&whole, 0..shard.len(), shard.rows, shard.cols)?;
+/// A bucket's new weights in the place of the old.
+fn take_in<O: Ops>(ops: &O, stage: &mut Stage<O>, bucket: &Bucket, all: &O::Tensor) -> Result<()> {
+    for (param, at) in &bucket.members {
+        let shard = &stage.shards[*param];
+        stage.weights.0[*param] = ops.cut(all, at.clone(), shard.rows, shard.cols)?;
     }
     Ok(())
 }

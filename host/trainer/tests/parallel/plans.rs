@@ -14,7 +14,7 @@ use slime_trainer::parallel::shard::Shard;
 use slime_trainer::parallel::trainer::{PATIENCE, Weights};
 use slime_trainer::parallel::{Mesh, ParallelConfig, ParallelTrainer, Place, Rank, Training};
 use slime_trainer::plan::flops::{self, Passing};
-use slime_trainer::plan::record::Groups;
+use slime_trainer::plan::record::{Event, Groups};
 use slime_trainer::plan::{Machine, Recorded, Workload, record, replay, search};
 use std::sync::{Arc, Mutex};
 
@@ -306,4 +306,47 @@ fn the_search_puts_what_fits_first_and_recomputes_no_more_than_it_must() {
     );
     let order: Vec<bool> = squeezed.iter().map(|c| c.fits).collect();
     assert!(order.is_sorted_by(|a, b| a >= b) && order.contains(&false));
+}
+
+#[test]
+fn gradients_leave_while_the_backward_of_the_last_micro_batch_goes_on() {
+    let spec = Toy::PLAIN.spec();
+    let (groups, records) = (Arc::new(Groups::default()), WORK.records());
+    let beside = |ddp_bucket_size| {
+        let parallel = ParallelConfig {
+            ddp_bucket_size,
+            ..sizes(1, 1, 1, 2)
+        };
+        let config = TrainConfig {
+            max_tokens_per_gpu: 48,
+            ..TrainConfig::default()
+        };
+        let both = (&config, &parallel);
+        let machine = Machine::h200();
+        let of_rank = record(&spec, both, &records, &machine, &groups, Widths::GPU, 0).unwrap();
+        assert!(of_rank.micro_batches > 1);
+        let events = &of_rank.events;
+        let named = |event: &Event, name: &str| match event {
+            Event::Meet { group, .. } => groups.list()[*group as usize].0 == name,
+            _ => false,
+        };
+        let seconds = |events: &[Event]| -> f64 {
+            let of = |event: &Event| match event {
+                Event::Compute(seconds) => *seconds,
+                _ => 0.0,
+            };
+            events.iter().map(of).sum()
+        };
+        // The ranks' tokens meet after the passes, before the update.
+        let end = events.iter().position(|e| named(e, "world")).unwrap();
+        let sums = |e: &Event| named(e, "dp_cp");
+        let first = events[..end].iter().position(sums).unwrap();
+        let last = events[..end].iter().rposition(sums).unwrap();
+        let micro = seconds(&events[..end]) / of_rank.micro_batches as f64;
+        seconds(&events[first..last]) / micro
+    };
+    // Of one micro-batch's time, two thirds of which is its backward.
+    let (each, all) = (beside(Some(1)), beside(None));
+    assert!((0.4..0.8).contains(&each), "{each}");
+    assert!(all < 0.01, "{all}");
 }
