@@ -29,7 +29,7 @@ mod sources;
 mod tables;
 
 pub use float::Float;
-pub use profile::Span;
+pub use profile::{Lap, Span};
 pub use sources::all as sources;
 
 use crate::{Error, Result};
@@ -148,6 +148,15 @@ impl Cuda {
     pub fn profile_spans(&self) -> Result<Vec<Span>> {
         self.synchronize()?;
         self.device.profile().take()
+    }
+
+    /// The same, launch by launch.
+    ///
+    /// # Errors
+    /// An earlier kernel failed.
+    pub fn profile_laps(&self) -> Result<Vec<Lap>> {
+        self.synchronize()?;
+        self.device.profile().laps()
     }
 
     /// The same numbers in other memory.

@@ -4,8 +4,10 @@
 //! cargo build --release -p slime-trainer --example nccl
 //! target/release/examples/nccl                 parity of dp2, tp2, tp2 with sp, pp2, cp2 and, with experts, ep2 on GPUs 0
 //!                                              and 1, then speed
-//! target/release/examples/nccl --speed 1.7B --micros 8      speed of another of Qwen3's shapes, 8 micro-batches a GPU
 //! target/release/examples/nccl --quick         parity only
+//! target/release/examples/nccl --speed 1.7B --length 4096 --micro 2 --micros 8 --layouts 'dp tp2 pp2,first16' --trace DIR
+//!                                              speed only, with 8 micro-batches of 2 sequences a GPU, and DIR/1.7B-dp2.json
+//! target/release/examples/nccl --bandwidth     collectives only
 //! target/release/examples/nccl --quick --one-gpu threads     both ranks on GPU 0, numbers meeting on the host
 //! NCCL_MULTI_RANK_GPU_ENABLE=1 target/release/examples/nccl --quick --one-gpu nccl      the same through NCCL 2.30 or later
 //! ```
@@ -22,11 +24,18 @@ use slime_model::families::{HfConfig, from_config};
 use slime_model::{ModelSpec, ParamSpec, params};
 use slime_trainer::parallel::trainer::{Weights, gpus, threads};
 use slime_trainer::parallel::{ParallelConfig, ParallelTrainer, Training};
-use slime_trainer::{TrainConfig, TrainMetrics, Trainer};
+use slime_trainer::{TrainConfig, Trainer};
+use speed::Work;
+use std::collections::BTreeMap;
 use std::error::Error;
+use std::path::Path;
 use std::process::ExitCode;
-use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+mod bandwidth;
+mod parity;
+mod speed;
 
 type Failure = Box<dyn Error>;
 
@@ -115,38 +124,6 @@ fn config(tokens: usize) -> TrainConfig {
     }
 }
 
-/// What else has to hold, of the models that can be laid out so.
-fn more_layouts(name: &str) -> Vec<ParallelConfig> {
-    let none = ParallelConfig::default();
-    match name {
-        "small-moe" => vec![ParallelConfig {
-            data_parallel_size: 2,
-            expert_model_parallel_size: 2,
-            ..none
-        }],
-        _ => vec![ParallelConfig {
-            context_parallel_size: 2,
-            ..none
-        }],
-    }
-}
-
-fn layouts() -> Vec<ParallelConfig> {
-    let sizes = |tp, pp, dp, sequence_parallel| ParallelConfig {
-        tensor_model_parallel_size: tp,
-        pipeline_model_parallel_size: pp,
-        data_parallel_size: dp,
-        sequence_parallel,
-        ..ParallelConfig::default()
-    };
-    vec![
-        sizes(1, 1, 2, false),
-        sizes(2, 1, 1, false),
-        sizes(2, 1, 1, true),
-        sizes(1, 2, 1, false),
-    ]
-}
-
 /// Where ranks are and how they speak.
 #[derive(Clone, Copy, PartialEq)]
 enum Where {
@@ -163,28 +140,31 @@ fn ranks(
     parallel: &ParallelConfig,
     config: &TrainConfig,
     place: Where,
-) -> Result<ParallelTrainer<Cuda>, Failure> {
+) -> Result<(ParallelTrainer<Cuda>, Vec<Arc<Cuda>>), Failure> {
     let training = Training {
         spec: spec.clone(),
         config: config.clone(),
         parallel: parallel.clone(),
         vocab: spec.vocab,
     };
+    let opened: Arc<Mutex<BTreeMap<usize, Arc<Cuda>>>> = Arc::default();
+    let all = opened.clone();
     let device = move |rank| {
         let ordinal = if place == Where::Apart { rank } else { 0 };
-        Ok(Arc::new(Cuda::open(ordinal)?))
+        let cuda = Arc::new(Cuda::open(ordinal)?);
+        let mut all = all.lock().unwrap_or_else(PoisonError::into_inner);
+        all.insert(rank, cuda.clone());
+        Ok(cuda)
     };
     let launch = match place {
         Where::Threads => threads(&training, device),
         Where::Apart | Where::Together => gpus(&training, device),
     };
     let weights: Weights = Arc::new(|param| Ok(weight(param)));
-    Ok(ParallelTrainer::start(
-        training,
-        weights,
-        launch,
-        Duration::from_secs(120),
-    )?)
+    let trainer = ParallelTrainer::start(training, weights, launch, Duration::from_secs(120))?;
+    let mut opened = opened.lock().unwrap_or_else(PoisonError::into_inner);
+    let devices = std::mem::take(&mut *opened).into_values().collect();
+    Ok((trainer, devices))
 }
 
 fn one(spec: &Arc<ModelSpec>, config: &TrainConfig) -> Result<Trainer<Cuda>, Failure> {
@@ -194,91 +174,6 @@ fn one(spec: &Arc<ModelSpec>, config: &TrainConfig) -> Result<Trainer<Cuda>, Fai
         tensors.push(ops.tensor(param.rows, param.cols, &weight(&param))?);
     }
     Ok(Trainer::new(ops, spec.clone(), tensors, config.clone())?)
-}
-
-/// `|a - b| / |b|` in L2.
-fn distance(a: &[f64], b: &[f64]) -> f64 {
-    let norm = |x: &mut dyn Iterator<Item = f64>| x.map(|v| v * v).sum::<f64>().sqrt();
-    norm(&mut a.iter().zip(b).map(|(a, b)| a - b)) / norm(&mut b.iter().copied()).max(1e-300)
-}
-
-/// One GRPO step of every layout against one GPU. The bounds are those of bf16 between layouts: 8e-3 for what a forward
-/// gives, 1.5e-2 for gradients.
-fn parity(name: &str, place: Where) -> Result<bool, Failure> {
-    let spec = spec(name)?;
-    let (config, records) = (config(2048), records(16, 64, 192, spec.vocab));
-    let mut trainer = one(&spec, &config)?;
-    let want: TrainMetrics = trainer.train(&records)?.swap_remove(0);
-    let ops = trainer.network().ops().clone();
-    let mut grads = Vec::new();
-    for grad in &trainer.gradients().0 {
-        grads.push(ops.read_float_f64(grad)?);
-    }
-    drop(trainer);
-    let mut all_hold = true;
-    for parallel in layouts().into_iter().chain(more_layouts(name)) {
-        let mut trainer = ranks(&spec, &parallel, &config, place)?;
-        let got = trainer.train(&records)?.swap_remove(0);
-        let mut worst = (0.0, String::new());
-        for (param, want) in trainer.params().clone().iter().zip(&grads) {
-            let gap = distance(&trainer.read_gradient(param)?, want);
-            if gap.is_nan() || gap > worst.0 {
-                worst = (gap, param.name.clone());
-            }
-        }
-        let gap = |a: f64, b: f64| (a - b).abs() / b.abs().max(1e-3);
-        let norms = (
-            got.grad_norm.unwrap_or(f64::NAN),
-            want.grad_norm.unwrap_or(f64::NAN),
-        );
-        let entropy = gap(got.entropy, want.entropy);
-        let holds = entropy < 8e-3 && gap(norms.0, norms.1) < 1.5e-2 && worst.0 < 3e-2;
-        all_hold &= holds;
-        println!(
-            "{}",
-            json!({
-                "model": name, "layout": parallel.short(), "holds": holds, "loss": [got.loss, want.loss],
-                "entropy": [got.entropy, want.entropy], "grad_norm": [norms.0, norms.1],
-                "worst_gradient": worst.1, "worst_gradient_gap": worst.0,
-            })
-        );
-    }
-    Ok(all_hold)
-}
-
-/// Tokens a second of a train step of `micros` micro-batches a GPU: one GPU, and two of them in each layout.
-fn speed(name: &str, micros: usize) -> Result<(), Failure> {
-    let spec = spec(name)?;
-    let length = 4096;
-    let micro = if name == "0.6B" { 4 } else { 2 };
-    let (each, config) = (micro * micros, config(micro * length));
-    let timed = |label: &str,
-                 count: usize,
-                 train: &mut dyn FnMut(&[RolloutRecord]) -> Result<(), Failure>| {
-        let records = records(count, 128, length - 128, spec.vocab.min(150_000));
-        train(&records)?;
-        let (began, steps) = (Instant::now(), 3);
-        for _ in 0..steps {
-            train(&records)?;
-        }
-        let seconds = began.elapsed().as_secs_f64() / f64::from(steps);
-        let rate = (count * length) as f64 / seconds;
-        println!(
-            "{}",
-            json!({"model": name, "layout": label, "sequences": count, "step_s": seconds, "tokens_per_s": rate})
-        );
-        Ok::<(), Failure>(())
-    };
-    let mut single = one(&spec, &config)?;
-    timed("one GPU", each, &mut |r| Ok(single.train(r).map(drop)?))?;
-    drop(single);
-    for parallel in layouts() {
-        let mut trainer = ranks(&spec, &parallel, &config, Where::Apart)?;
-        timed(&parallel.short(), 2 * each, &mut |r| {
-            Ok(trainer.train(r).map(drop)?)
-        })?;
-    }
-    Ok(())
 }
 
 fn run() -> Result<bool, Failure> {
@@ -296,12 +191,29 @@ fn run() -> Result<bool, Failure> {
     if place != Where::Threads {
         println!("{}", json!({"nccl": nccl::version()?}));
     }
-    let holds = parity("small", place)? & parity("small-moe", place)?;
-    if !words.iter().any(|w| w == "--quick") {
-        let named = value("--speed");
-        let micros = value("--micros").map_or(Ok(1), |n| n.parse())?;
-        speed(named.map_or("0.6B", String::as_str), micros)?;
+    let has = |word: &str| words.iter().any(|w| w == word);
+    if has("--bandwidth") {
+        bandwidth::measure()?;
+        return Ok(true);
     }
+    let holds = value("--speed").is_some()
+        || parity::check("small", place)? & parity::check("small-moe", place)?;
+    if has("--quick") {
+        return Ok(holds);
+    }
+    let number = |name: &str, or: usize| value(name).map_or(Ok(or), |n| n.parse());
+    let model = value("--speed").map_or("0.6B", String::as_str);
+    let layouts = value("--layouts").map_or("dp tp2 pp2", String::as_str);
+    let trace = value("--trace").map(Path::new);
+    trace.map_or(Ok(()), std::fs::create_dir_all)?;
+    speed::measure(&Work {
+        model,
+        length: number("--length", 4096)?,
+        micro: number("--micro", if model == "0.6B" { 4 } else { 2 })?,
+        micros: number("--micros", 1)?,
+        layouts: layouts.split_whitespace().collect(),
+        trace,
+    })?;
     Ok(holds)
 }
 
