@@ -115,17 +115,24 @@ impl Cuda {
             return Ok(y);
         }
         self.device.bind()?;
-        // SAFETY: all zeros is a valid value of this plain struct of numbers and pointers.
-        let mut copy: sys::CUDA_MEMCPY2D = unsafe { std::mem::zeroed() };
-        copy.srcMemoryType = sys::CUmemorytype::CU_MEMORYTYPE_DEVICE;
-        copy.srcDevice = x.block.ptr;
-        copy.srcXInBytes = cols.start * 2;
-        copy.srcPitch = x.cols * 2;
-        copy.dstMemoryType = sys::CUmemorytype::CU_MEMORYTYPE_DEVICE;
-        copy.dstDevice = y.block.ptr;
-        copy.dstPitch = cols.len() * 2;
-        copy.WidthInBytes = cols.len() * 2;
-        copy.Height = x.rows;
+        let copy = sys::CUDA_MEMCPY2D {
+            srcXInBytes: cols.start * 2,
+            srcY: 0,
+            srcMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_DEVICE,
+            srcHost: std::ptr::null(),
+            srcDevice: x.block.ptr,
+            srcArray: std::ptr::null_mut(),
+            srcPitch: x.cols * 2,
+            dstXInBytes: 0,
+            dstY: 0,
+            dstMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_DEVICE,
+            dstHost: std::ptr::null_mut(),
+            dstDevice: y.block.ptr,
+            dstArray: std::ptr::null_mut(),
+            dstPitch: cols.len() * 2,
+            WidthInBytes: cols.len() * 2,
+            Height: x.rows,
+        };
         // SAFETY: rows of `cols.len()` elements inside both blocks, checked above.
         unsafe { sys::cuMemcpy2DAsync_v2(&copy, self.device.stream.cu_stream()) }
             .result()

@@ -32,6 +32,10 @@ enum Body {
         rows: usize,
         cols: usize,
     },
+    Pieces {
+        rows: usize,
+        cols: usize,
+    },
     Matmul {
         rows: usize,
         inputs: usize,
@@ -223,6 +227,26 @@ impl Body {
                 let mut db = o.float(1, cols, &numbers(4, cols))?;
                 o.accumulate_bias(&x, &mut db)?;
                 out.float("db", Kind::Float, &db)
+            }
+            Self::Pieces { rows, cols } => {
+                let x = o.tensor(rows, cols, &numbers(1, rows * cols))?;
+                let y = o.float(rows, cols, &numbers(2, rows * cols))?;
+                let (some, len) = (cols / 3..cols / 3 + cols / 2, rows * cols);
+                let picked = o.columns(&x, some.clone())?;
+                out.put("columns", Kind::Exact, o.read_f64(&picked)?);
+                out.tensor("add_columns", &o.add_columns(&x, &picked, some.start)?)?;
+                // A piece and all of it, with zeros after them.
+                let parts = [(&x, len / 4..len / 2), (&x, 0..len)];
+                let joined = o.join(&parts, 2 * len)?;
+                out.put("join", Kind::Exact, o.read_f64(&joined)?);
+                let cut = o.cut(&x, len - cols..len, 1, cols)?;
+                out.put("cut", Kind::Exact, o.read_f64(&cut)?);
+                let parts = [(&y, len / 4..len / 2), (&y, 0..len)];
+                let joined = o.join_float(&parts, 2 * len)?;
+                out.put("join_float", Kind::Exact, o.read_float_f64(&joined)?);
+                let cut = o.cut_float(&y, len - cols..len, 1, cols)?;
+                out.put("cut_float", Kind::Exact, o.read_float_f64(&cut)?);
+                Ok(())
             }
             Self::Matmul {
                 rows,
@@ -738,6 +762,9 @@ pub(crate) fn all() -> Vec<Case> {
     };
     for (rows, cols) in [(0, 64), (1, 8), (7, 64), (129, 1032), (1000, 2560)] {
         add("rows", Body::Rows { rows, cols });
+    }
+    for (rows, cols) in [(1, 8), (7, 72), (129, 1032)] {
+        add("pieces", Body::Pieces { rows, cols });
     }
     for (rows, inputs, outputs) in [
         (0, 64, 64),
