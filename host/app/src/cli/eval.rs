@@ -10,7 +10,7 @@ use crate::job::opened::Opened;
 use crate::job::run_dir::logs;
 use crate::job::watch::Watch;
 use crate::telemetry::{Row, Telemetry};
-use crate::wire::{Serving, Whose, rollout_failed};
+use crate::wire::{Whose, rollout_failed};
 use slime_core::{Group as Rollouts, RolloutRecord, Step, WeightVersion};
 use slime_rollout::buffer::write_jsonl;
 use std::path::PathBuf;
@@ -55,19 +55,14 @@ async fn evaluate(opened: Opened, out: Option<PathBuf>, context: &Context) -> Re
         .eval
         .as_ref()
         .ok_or_else(|| Failure::run("no evaluation"))?;
-    let serving = Serving::start(
-        opened.plan.model.device,
-        &opened.model,
-        &opened.plan.rollout,
-        &opened.said,
-        Whose {
-            label: "eval",
-            frozen: Some(version),
-            fence: None,
-        },
-        &logs(opened.plan.run.dir.as_deref()),
-    )
-    .await?;
+    let whose = Whose {
+        label: "eval",
+        frozen: Some(version),
+        fence: None,
+    };
+    let serving = opened
+        .serve(whose, &logs(opened.plan.run.dir.as_deref()))
+        .await?;
     let bar = context
         .console
         .progress("data sets", opened.held_out.len() as u64);

@@ -38,7 +38,7 @@ pub fn run(args: Args, context: &Context) -> Result<Outcome> {
         );
     };
     let said = Recipe::<0>::default().resolve(Some((name.as_str(), text.as_str())), &[])?;
-    let plan = Plan::new(&said, Verb::Run)?;
+    let plan = Plan::without_servers(&said, Verb::Run)?;
     if plan.gateway.is_some() {
         let what = format!(
             "the rollouts of {} were driven by agents outside the host",

@@ -12,7 +12,7 @@ use crate::job::run_dir::logs;
 use crate::job::stop::{ENDING, Stop};
 use crate::job::watch::Watch;
 use crate::telemetry::{Row, Telemetry};
-use crate::wire::{Serving, Whose, rollout_failed};
+use crate::wire::{Whose, rollout_failed};
 use slime_core::{RolloutRecord, Step, WeightVersion};
 use slime_rollout::Sampler;
 use slime_rollout::buffer::write_jsonl;
@@ -62,19 +62,14 @@ async fn sample(opened: Opened, out: PathBuf, context: &Context) -> Result<Outco
     };
     let stop = Stop::listen(console.clone(), ENDING);
     let version = WeightVersion(1);
-    let serving = Serving::start(
-        opened.plan.model.device,
-        &opened.model,
-        rollout,
-        &opened.said,
-        Whose {
-            label: "rollout",
-            frozen: Some(version),
-            fence: None,
-        },
-        &logs(opened.plan.run.dir.as_deref()),
-    )
-    .await?;
+    let whose = Whose {
+        label: "rollout",
+        frozen: Some(version),
+        fence: None,
+    };
+    let serving = opened
+        .serve(whose, &logs(opened.plan.run.dir.as_deref()))
+        .await?;
     let driver = opened.driver(
         &serving,
         &rollout.sampling,

@@ -7,6 +7,7 @@ use super::eval_set::Share;
 use super::layer::Origin;
 use super::problem::{Problem, Problems};
 use super::schema::is_key;
+use super::servers::{self, LaunchPlan, Usage};
 use super::{Plan, Resolved, Verb, units};
 use slime_rollout::pool::PauseMode;
 use slime_rollout::pool::launch::Sglang;
@@ -40,6 +41,11 @@ impl<'a> Check<'a> {
             .push(Problem::new(message).help(help).at(self.said.place(key)));
     }
 
+    /// Add a problem that knows its place.
+    pub fn add(&mut self, problem: Problem) {
+        self.problems.push(problem);
+    }
+
     /// A value that had to be read from text.
     pub fn parse<T>(&mut self, key: &str, result: Result<T, String>) -> Option<T> {
         result
@@ -59,12 +65,12 @@ impl<'a> Check<'a> {
         }
     }
 
-    /// Every rule that needs only what was said.
-    pub fn rules(&mut self) {
+    /// Every rule that needs only what was said, and which servers follow from it.
+    pub fn rules(&mut self, launch: Option<&LaunchPlan>) {
         self.sections();
         self.ranges();
         self.sources();
-        self.teacher();
+        self.teacher(launch);
         self.model();
         self.batches();
         self.parallel();
@@ -199,6 +205,7 @@ impl<'a> Check<'a> {
                 c.rollout.concurrency.map(|n| n as u64),
             ),
             ("rollout.num_engines", c.rollout.num_engines.map(u64::from)),
+            ("rollout.num_gpus", c.rollout.num_gpus.map(u64::from)),
             (
                 "rollout.num_gpus_per_engine",
                 c.rollout.num_gpus_per_engine.map(u64::from),
@@ -229,13 +236,18 @@ impl<'a> Check<'a> {
         }
     }
 
-    fn teacher(&mut self) {
+    fn teacher(&mut self, launch: Option<&LaunchPlan>) {
         let c = &self.said.config;
         if self.verb != Verb::Run || c.algorithm.use_opd != Some(true) {
             return;
         }
+        let served = match launch {
+            Some(plan) => plan.models.iter().any(|m| m.usage == Usage::Teacher),
+            // A file that was not read, or that says something else wrong, may name one.
+            None => c.rollout.sglang_config.is_some(),
+        };
         match (&c.model.teacher_load, &c.model.teacher_addrs) {
-            (None, None) => self.refuse(
+            (None, None) if !served => self.refuse(
                 "algorithm.use_opd",
                 "there is no teacher to distil from",
                 "add `teacher_load = \"DIR\"` to [model], or `teacher_addrs` of servers that hold it",
@@ -245,8 +257,8 @@ impl<'a> Check<'a> {
                 "`teacher_load` and `teacher_addrs` name two teachers",
                 "keep one",
             ),
-            (None, Some(_)) if c.rollout.temperature.is_some_and(|t| t != 1.0) => self.refuse(
-                "model.teacher_addrs",
+            (None, _) if c.rollout.temperature.is_some_and(|t| t != 1.0) => self.refuse(
+                "rollout.temperature",
                 "a server says how likely tokens are at temperature 1, and the student samples at another",
                 "set `rollout.temperature = 1.0`, or load the teacher with `teacher_load`",
             ),
@@ -537,7 +549,8 @@ impl<'a> Check<'a> {
             .external_engine_addrs
             .as_ref()
             .is_some_and(|all| !all.is_empty());
-        if r.num_engines.is_none() {
+        let launches = servers::asked(self.said);
+        if !launches {
             for key in [
                 "sglang_args",
                 "engine_command",
@@ -549,7 +562,7 @@ impl<'a> Check<'a> {
                 self.useless(
                     &format!("rollout.{key}"),
                     why,
-                    "add --rollout-num-engines N",
+                    "add --rollout-num-engines N, or --sglang-config FILE",
                 );
             }
             if !attached {
@@ -561,20 +574,21 @@ impl<'a> Check<'a> {
                     "stream",
                 ] {
                     let why = "the embedded engine reads weights and requests by itself";
-                    let help = "add `num_engines` or `external_engine_addrs`";
+                    let help = "add `num_engines`, `sglang_config` or `external_engine_addrs`";
                     self.useless(&format!("rollout.{key}"), why, help);
                 }
             }
         } else if model.path.is_none() {
+            let asking = ["sglang_config", "num_gpus", "num_engines"];
+            let asking = asking.map(|key| format!("rollout.{key}"));
+            let key = asking.iter().find(|key| self.said.says(key));
             self.refuse(
-                "rollout.num_engines",
+                key.map_or("rollout.num_engines", String::as_str),
                 "a launched server needs the model as an HF directory",
                 "name one with --hf-checkpoint DIR",
             );
         }
-        if r.pause_generation_mode == Some(PauseMode::InPlace)
-            && (attached || r.num_engines.is_some())
-        {
+        if r.pause_generation_mode == Some(PauseMode::InPlace) && (attached || launches) {
             self.refuse(
                 "rollout.pause_generation_mode",
                 "a stock SGLang server cannot flush its cache while requests are frozen in it, and refuses the new weights",
@@ -585,7 +599,10 @@ impl<'a> Check<'a> {
             let help = "add `update_weight_transport = \"delta\"`";
             self.useless("rollout.update_weight_local_dir", "no copy is kept", help);
         }
-        if r.num_gpus_per_engine.is_none() && r.num_engines.is_some() {
+        self.counts_of_servers();
+        let has_gpus =
+            r.num_gpus_per_engine.is_some() || r.num_gpus.is_some() || r.sglang_config.is_some();
+        if !has_gpus && launches {
             let help = "add `num_gpus_per_engine`";
             self.useless("rollout.base_gpu_id", "servers are given no GPUs", help);
         }
@@ -603,6 +620,36 @@ impl<'a> Check<'a> {
         for (flag, reason) in Sglang::refused(r.sglang_args.as_deref().unwrap_or_default()) {
             let message = format!("{flag} cannot be handed to a launched server");
             self.refuse("rollout.sglang_args", message, reason);
+        }
+    }
+
+    /// How many servers, of how many GPUs: said once, or the same twice.
+    fn counts_of_servers(&mut self) {
+        let r = &self.said.config.rollout;
+        if r.sglang_config.is_some() && r.num_engines.is_some() {
+            self.refuse(
+                "rollout.num_engines",
+                "`rollout.sglang_config` says how many servers there are",
+                "leave `num_engines` out",
+            );
+            return;
+        }
+        let (Some(gpus), None) = (r.num_gpus, &r.sglang_config) else {
+            return;
+        };
+        let per_engine = r.num_gpus_per_engine.unwrap_or(1).max(1);
+        if !gpus.is_multiple_of(per_engine) {
+            let what = format!("{gpus} GPUs cannot be shared out to servers of {per_engine}");
+            let help =
+                format!("choose a multiple of {per_engine}, or another `num_gpus_per_engine`");
+            self.refuse("rollout.num_gpus", what, help);
+        } else if let Some(engines) = r.num_engines.filter(|n| *n != gpus / per_engine) {
+            let what = format!("{engines} servers of {per_engine} GPUs do not use {gpus} GPUs");
+            self.refuse(
+                "rollout.num_gpus",
+                what,
+                "leave `num_engines` or `num_gpus` out",
+            );
         }
     }
 

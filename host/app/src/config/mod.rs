@@ -13,6 +13,7 @@ pub mod plan;
 pub mod problem;
 pub mod schema;
 pub mod sections;
+pub mod servers;
 pub mod units;
 
 pub use merge::Resolved;

@@ -1,19 +1,19 @@
 //! What follows from a recipe: every default filled in, every quantity with its type, nothing contradictory.
 //!
-//! It is the only place where defaults live. It reads no file; what depends on data or weights is checked when
-//! they are opened (`wire`). Read `check` for what is refused.
+//! It is the only place where defaults live. It reads no file but the one that lays servers out; what depends on data or
+//! weights is checked when they are opened (`wire`). Read `check` for what is refused.
 
 use super::check::Check;
 use super::eval_set::SourceSet;
 use super::problem::Problems;
 use super::sections::{Device, Dtype, Filter};
+use super::servers::{self, LaunchPlan};
 use super::{Resolved, units};
 use crate::job::curriculum::Curriculum;
 use crate::job::shape::{Overlong, Shaping};
 use crate::wire::sources::Chat;
 use serde_json::{Map, Value};
 use slime_rollout::pool::PauseMode;
-use slime_rollout::pool::launch::Sglang;
 use slime_rollout::publish::Transport;
 use slime_runtime::Grants;
 use slime_runtime::trust::PublicKey;
@@ -424,25 +424,6 @@ impl RolloutPlan {
     }
 }
 
-/// Servers to launch.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LaunchPlan {
-    /// How many.
-    pub num_servers: usize,
-    /// An HF directory.
-    pub model: PathBuf,
-    /// What stands before the flags.
-    pub command: Vec<String>,
-    /// Flags, verbatim.
-    pub args: Vec<String>,
-    /// GPUs of one.
-    pub gpus_per_server: Option<u32>,
-    /// The first one's first GPU.
-    pub base_gpu: u32,
-    /// From start to first answer.
-    pub start_timeout: Duration,
-}
-
 /// Supervised fine-tuning.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SftPlan {
@@ -484,14 +465,30 @@ impl Plan {
     /// # Errors
     /// Every problem at once.
     pub fn new(said: &Resolved, verb: Verb) -> Result<Self, Problems> {
+        Self::checked(said, verb, true)
+    }
+
+    /// The same for somebody who launches no servers, whatever `said` asks for: another rank of the trainer, a replay.
+    ///
+    /// # Errors
+    /// Every problem at once.
+    pub fn without_servers(said: &Resolved, verb: Verb) -> Result<Self, Problems> {
+        Self::checked(said, verb, false)
+    }
+
+    fn checked(said: &Resolved, verb: Verb, launches: bool) -> Result<Self, Problems> {
         let mut check = Check::new(said, verb);
-        check.rules();
-        let plan = build(said, verb, &mut check);
+        let launch = match launches {
+            true => servers::launch_plan(said, verb, &mut check),
+            false => None,
+        };
+        check.rules(launch.as_ref());
+        let plan = build(said, verb, launch, &mut check);
         check.done(plan)
     }
 }
 
-fn build(said: &Resolved, verb: Verb, check: &mut Check<'_>) -> Plan {
+fn build(said: &Resolved, verb: Verb, launch: Option<LaunchPlan>, check: &mut Check<'_>) -> Plan {
     let c = &said.config;
     let plugins = c.run.plugins.clone().unwrap_or_default();
     if plugins.is_empty() && matches!(verb, Verb::Run | Verb::Rollout | Verb::Eval) {
@@ -564,7 +561,10 @@ fn build(said: &Resolved, verb: Verb, check: &mut Check<'_>) -> Plan {
             _ => Map::new(),
         },
         eval: eval_plan(said, verb),
-        rollout: rollout_plan(said),
+        rollout: RolloutPlan {
+            launch,
+            ..rollout_plan(said)
+        },
         sft,
         train,
         ranks: ranks_plan(said, check),
@@ -774,9 +774,9 @@ fn rollout_plan(said: &Resolved) -> RolloutPlan {
         max_refills: r.max_refills.unwrap_or(20),
         concurrency: r.concurrency.unwrap_or(64),
         servers: r.external_engine_addrs.clone().unwrap_or_default(),
-        launch: launch_plan(said),
+        launch: None,
         router: r.router_addr.clone(),
-        stream: r.stream.unwrap_or(r.num_engines.is_some()),
+        stream: r.stream.unwrap_or(servers::asked(said)),
         routed_experts: said
             .config
             .algorithm
@@ -833,39 +833,6 @@ fn ranks_plan(said: &Resolved, check: &mut Check<'_>) -> RanksPlan {
         patience: patience.unwrap_or(Duration::from_secs(600)),
     }
 }
-
-fn launch_plan(said: &Resolved) -> Option<LaunchPlan> {
-    let r = &said.config.rollout;
-    let timeout = r.engine_start_timeout.as_deref().map(units::duration);
-    Some(LaunchPlan {
-        num_servers: r.num_engines? as usize,
-        model: said.config.model.path.clone().unwrap_or_default(),
-        command: r
-            .engine_command
-            .clone()
-            .unwrap_or_else(Sglang::stock_command),
-        args: sglang_args(said),
-        gpus_per_server: r.num_gpus_per_engine,
-        base_gpu: r.base_gpu_id.unwrap_or(0),
-        // A text that is no duration was refused by `check`.
-        start_timeout: timeout
-            .and_then(Result::ok)
-            .unwrap_or(Duration::from_secs(900)),
-    })
-}
-
-/// The flags given, and what the run needs besides.
-fn sglang_args(said: &Resolved) -> Vec<String> {
-    let mut args = said.config.rollout.sglang_args.clone().unwrap_or_default();
-    let replay = said.config.algorithm.use_rollout_routing_replay;
-    if replay == Some(true) && !args.iter().any(|arg| arg == TELLS_EXPERTS) {
-        args.push(TELLS_EXPERTS.into());
-    }
-    args
-}
-
-/// With this flag SGLang tells which experts a token went to.
-const TELLS_EXPERTS: &str = "--enable-return-routed-experts";
 
 /// The trainer's options: what `[algorithm]` and `[train]` say over the trainer's own defaults.
 fn train_config(said: &Resolved, check: &mut Check<'_>) -> TrainConfig {

@@ -269,11 +269,15 @@ pub struct RolloutSection {
     pub router_addr: Option<String>,
     /// SGLang servers that this program launches and looks after, instead of the embedded engine.
     pub num_engines: Option<u32>,
+    /// A YAML file that lays launched servers out, instead of `num_engines`: models, groups of servers, their flags.
+    pub sglang_config: Option<PathBuf>,
+    /// GPUs of all launched servers. Default: as many as they need.
+    pub num_gpus: Option<u32>,
     /// Flags of launched servers, verbatim; `--sglang-X` on the command line puts `--X` here.
     pub sglang_args: Option<Vec<String>>,
     /// What launches a server, before its flags. Default `["python3", "-m", "sglang.launch_server"]`.
     pub engine_command: Option<Vec<String>>,
-    /// GPUs of one launched server. Default: left to the server.
+    /// GPUs of one launched server. Default: left to the server; 1 with `num_gpus` or `sglang_config`.
     pub num_gpus_per_engine: Option<u32>,
     /// The first launched server's first GPU. Default 0.
     pub base_gpu_id: Option<u32>,

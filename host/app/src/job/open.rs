@@ -111,19 +111,12 @@ async fn run_on<O: Machine>(
     let label = dir
         .file_name()
         .map_or_else(|| "run".into(), |name| name.to_string_lossy().into_owned());
-    let serving = Serving::start(
-        opened.plan.model.device,
-        &opened.model,
-        &opened.plan.rollout,
-        &opened.said,
-        Whose {
-            label: &label,
-            frozen: None,
-            fence: Some(&held.fence),
-        },
-        &dir.join(run_dir::SERVERS),
-    )
-    .await?;
+    let whose = Whose {
+        label: &label,
+        frozen: None,
+        fence: Some(&held.fence),
+    };
+    let serving = opened.serve(whose, &dir.join(run_dir::SERVERS)).await?;
     console.line(&header(&opened, &serving, dir));
     let journal = RunJournal {
         telemetry: Telemetry::open(dir, AXIS, trace, resume.then_some(start.0))

@@ -6,13 +6,16 @@ use crate::config::sections::Filter;
 use crate::config::{Problem, Resolved};
 use crate::error::{Failure, Result};
 use crate::telemetry::Console;
+use crate::wire::engine::Launching;
+use crate::wire::servers::Places;
 use crate::wire::sources::Made;
-use crate::wire::{Model, Plugins, RunScoring, Serving, sources, tools};
+use crate::wire::{Model, Plugins, RunScoring, Serving, Whose, sources, tools};
 use slime_core::SamplingParams;
 use slime_core::ports::{BoxFuture, Policy, PolicyError, SampleRequest, Sampled, Source};
 use slime_rollout::SamplerConfig;
 use slime_rollout::collect::{Driver, GroupFilter, PluginFilter, Scoring, ZeroStd};
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::Arc;
 
 /// What a run was asked for, opened and checked.
@@ -35,6 +38,8 @@ pub struct Opened {
     pub source: Option<Arc<dyn Source>>,
     /// Held-out prompts.
     pub held_out: Vec<Arc<dyn Source>>,
+    /// Places of the servers to launch.
+    places: Option<Places>,
 }
 
 impl Opened {
@@ -42,7 +47,11 @@ impl Opened {
     ///
     /// # Errors
     /// Every problem of every part.
-    pub fn new(plan: Plan, said: Resolved, trains: bool, console: &Console) -> Result<Self> {
+    pub fn new(mut plan: Plan, said: Resolved, trains: bool, console: &Console) -> Result<Self> {
+        let places = plan.rollout.launch.as_ref().map(Places::keep).transpose()?;
+        if let Some(places) = &places {
+            places.tell(&mut plan.model);
+        }
         let mut problems = Vec::new();
         let keep = |failure: Failure, problems: &mut Vec<Problem>| match failure {
             Failure::Config(found) => {
@@ -120,11 +129,25 @@ impl Opened {
                     .map(|source| tools::offered(source, &plugins.tools))
                     .collect(),
                 plugins,
+                places,
             }),
             _ => Err(failures
                 .pop()
                 .unwrap_or_else(|| Failure::run("a part of the run could not be opened"))),
         }
+    }
+
+    /// Start who samples. Launched servers write to `logs`.
+    ///
+    /// # Errors
+    /// The engine cannot start, or a server does not answer.
+    pub async fn serve(&self, whose: Whose<'_>, logs: &Path) -> Result<Serving> {
+        let launching = Launching {
+            places: self.places.as_ref(),
+            logs,
+        };
+        let (device, rollout) = (self.plan.model.device, &self.plan.rollout);
+        Serving::start(device, &self.model, rollout, &self.said, whose, launching).await
     }
 
     /// Who drives rollouts, sampled as `how` says.

@@ -23,7 +23,7 @@ pub const SERVERS: &str = "servers";
 pub const MODEL: &str = "model";
 
 /// Keys that may differ when a run is continued: they change neither what is sampled nor what is learned.
-const FREE: [&str; 24] = [
+const FREE: [&str; 26] = [
     "run.dir",
     "run.name",
     "run.num_rollout",
@@ -36,6 +36,8 @@ const FREE: [&str; 24] = [
     "rollout.external_engine_addrs",
     "rollout.router_addr",
     "rollout.num_engines",
+    "rollout.sglang_config",
+    "rollout.num_gpus",
     "rollout.sglang_args",
     "rollout.engine_command",
     "rollout.num_gpus_per_engine",

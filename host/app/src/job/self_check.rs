@@ -8,7 +8,7 @@ use super::Learn;
 use crate::error::{Failure, Result};
 use slime_core::SamplingParams;
 use slime_core::ports::SampleRequest;
-use slime_rollout::pool::endpoint::generate::{Manner, generate};
+use slime_rollout::pool::endpoint::generate::by_way;
 use slime_rollout::pool::endpoint::input_logprobs::input_logprobs;
 use slime_rollout::{Address, Pool};
 use std::time::Duration;
@@ -89,10 +89,11 @@ pub async fn run(
     is_f32: bool,
 ) -> Result<Vec<(Address, Finding)>> {
     let mut findings = Vec::new();
-    for (index, server) in pool.servers().enumerate() {
-        let failed = |e: String| Failure::run(format!("self-check of {}: {e}", server.address()));
+    let rid = format!("self-check-{}", std::process::id());
+    for (index, way) in pool.ways(&rid).iter().enumerate() {
+        let failed = |e: String| Failure::run(format!("self-check of {}: {e}", way.address()));
         let request = SampleRequest {
-            rid: format!("self-check-{}-{index}", std::process::id()),
+            rid: format!("{rid}-{index}"),
             session: 0,
             tokens: prompt.to_vec(),
             params: SamplingParams {
@@ -102,13 +103,17 @@ pub async fn run(
                 ..SamplingParams::default()
             },
         };
-        let answer = generate(server, &request, Manner::default(), DEADLINE, |_| ())
-            .await
-            .map_err(|broken| failed(broken.error.to_string()))?;
-        let all = [prompt, &answer.tokens].concat();
-        let raw = input_logprobs(server, &all, DEADLINE)
+        let answer = by_way(way, &request, DEADLINE)
             .await
             .map_err(|e| failed(e.to_string()))?;
+        let all = [prompt, &answer.tokens].concat();
+        let raw = match way.prefill {
+            None => input_logprobs(&way.server, &all, DEADLINE)
+                .await
+                .map_err(|e| failed(e.to_string()))?,
+            // Neither half of a pair scores tokens by itself.
+            Some(_) => Vec::new(),
+        };
         let trainer = tokio::task::block_in_place(|| learner.log_probs(&all))?;
         let new = prompt.len() - 1..;
         let wide = |values: &[f32]| values.iter().map(|&x| f64::from(x)).collect::<Vec<f64>>();
@@ -122,13 +127,13 @@ pub async fn run(
         if let (true, Some(cause)) = (finding.is_fatal(), &finding.cause) {
             let message = format!(
                 "{} and the trainer differ by {:.4} in the log-prob of {TOKENS} tokens (largest {:.4})",
-                server.address(),
+                way.address(),
                 finding.mean,
                 finding.max
             );
             return Err(Failure::run(message).help(format!("the likely cause is {cause}")));
         }
-        findings.push((server.address().clone(), finding));
+        findings.push((way.address().clone(), finding));
     }
     Ok(findings)
 }

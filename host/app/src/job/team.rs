@@ -103,7 +103,7 @@ fn begun(processes: &Arc<Processes>, begin: &Begin) -> Result<()> {
         base: Some((name, begin.recipe.clone())),
         ..Said::default()
     })?;
-    let plan = Plan::new(&said, Verb::Run)?;
+    let plan = Plan::without_servers(&said, Verb::Run)?;
     processes.set_patience(plan.ranks.patience);
     let model = Model::open(&plan.model, &said, plan.seed)?;
     let steps = checkpoint::steps(&begin.dir.join(run_dir::CHECKPOINTS)).map_err(train_failed)?;

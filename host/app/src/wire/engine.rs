@@ -3,6 +3,7 @@
 
 use super::device::{Computer, Scale, bytes_of_number, on_device, published};
 use super::model::{Model, model_failed};
+use super::servers::Places;
 use super::{refused, rollout_failed, servers};
 use crate::config::plan::RolloutPlan;
 use crate::config::{Device, Problem, Resolved};
@@ -13,7 +14,7 @@ use slime_engine::{Engine, EngineConfig, EngineHandle, ServerHandle, serve};
 use slime_kernels::Ops;
 use slime_model::{Network, hf};
 use slime_rollout::pool::launch::Fleet;
-use slime_rollout::pool::{Routing, Trust};
+use slime_rollout::pool::{Routing, Seat, Trust};
 use slime_rollout::{Address, Fence, Pool, PoolConfig};
 use std::net::SocketAddr;
 use std::path::Path;
@@ -37,6 +38,15 @@ pub struct Serving {
     fleet: Option<Fleet>,
 }
 
+/// Servers that are launched: the places kept for them, and where they write.
+#[derive(Clone, Copy)]
+pub struct Launching<'a> {
+    /// `None` where none are launched.
+    pub places: Option<&'a Places>,
+    /// A directory.
+    pub logs: &'a Path,
+}
+
 /// Whose weights are served.
 #[derive(Clone, Copy)]
 pub struct Whose<'a> {
@@ -49,8 +59,7 @@ pub struct Whose<'a> {
 }
 
 impl Serving {
-    /// Start the embedded engine on `device`, or launch and reach the servers of the plan. Launched servers write to
-    /// `logs`.
+    /// Start the embedded engine on `device`, or launch and reach the servers of the plan.
     ///
     /// # Errors
     /// The engine cannot start, or a server does not answer.
@@ -60,14 +69,14 @@ impl Serving {
         plan: &RolloutPlan,
         said: &Resolved,
         whose: Whose<'_>,
-        logs: &Path,
+        launching: Launching<'_>,
     ) -> Result<Self> {
         let limit = plan.max_context_len.map_or(model.spec.max_positions, |n| {
             (n as usize).min(model.spec.max_positions)
         });
         let trust = whose.frozen.map_or(Trust::Proven, Trust::Frozen);
         if !plan.is_embedded() {
-            return Self::beside(model, plan, said, whose, limit, logs).await;
+            return Self::beside(model, plan, said, whose, limit, launching).await;
         }
         let engine = embedded(device, model, plan, limit)?;
         let context = engine.context_length();
@@ -104,16 +113,20 @@ impl Serving {
         said: &Resolved,
         whose: Whose<'_>,
         limit: usize,
-        logs: &Path,
+        launching: Launching<'_>,
     ) -> Result<Self> {
+        let Launching { places, logs } = launching;
         let trust = whose.frozen.map_or(Trust::Proven, Trust::Frozen);
-        let mut addresses = servers::attached(&plan.servers, said)?;
-        let fleet = match &plan.launch {
-            Some(launch) => Some(servers::launch(launch, said, logs).await?),
-            None => None,
+        let attached = servers::attached(&plan.servers, said)?;
+        let mut seats: Vec<Seat> = attached.into_iter().map(Seat::from).collect();
+        let fleet = match (&plan.launch, places) {
+            (Some(launch), Some(places)) => {
+                seats.extend(places.policy());
+                Some(servers::launch(launch, places, said, logs).await?)
+            }
+            _ => None,
         };
-        let launched = fleet.as_ref().map_or(0, |fleet| fleet.addresses().len());
-        addresses.extend(fleet.iter().flat_map(Fleet::addresses));
+        let launched = places.map_or(0, Places::num_servers);
         let config = PoolConfig {
             concurrency: plan.concurrency,
             routing: Routing::default(),
@@ -125,7 +138,7 @@ impl Serving {
             trust,
             ..PoolConfig::new(model.text.vocab_size(), limit)
         };
-        let pool = Pool::new(addresses.clone(), config.clone()).map_err(rollout_failed)?;
+        let pool = Pool::new(seats.clone(), config.clone()).map_err(rollout_failed)?;
         pool.wait_until_up(ANSWER_TIMEOUT).await.map_err(|e| {
             Problem::new(e.to_string())
                 .help("start the servers first (python -m sglang.launch_server …), let this program launch them (--rollout-num-engines N), or correct the addresses")
@@ -142,7 +155,7 @@ impl Serving {
                 context_tokens: facts.context_tokens,
                 ..config
             };
-            Pool::new(addresses, config).map_err(rollout_failed)?
+            Pool::new(seats, config).map_err(rollout_failed)?
         };
         let name = match (launched, plan.servers.is_empty()) {
             (0, _) => plan.servers.join(", "),

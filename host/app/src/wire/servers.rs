@@ -3,44 +3,118 @@
 //! It reads what they say about themselves and changes nothing of it. Read `engine` for how they become a pool.
 
 use super::{refused, rollout_failed};
-use crate::config::plan::LaunchPlan;
+use crate::config::plan::ModelPlan;
+use crate::config::servers::{LaunchPlan, ServedModel, ServerGroup, Usage};
 use crate::config::{Problem, Resolved};
 use crate::error::Result;
 use slime_model::hf;
+use slime_rollout::pool::Seat;
 use slime_rollout::pool::endpoint::server_info::server_info;
-use slime_rollout::pool::launch::{Care, Fleet, Sglang};
+use slime_rollout::pool::launch::{Care, Fleet, HeldPorts, Sglang, hold_ports, seats, specs};
 use slime_rollout::{Address, Pool};
 use std::path::Path;
 
-/// What servers call the model of a run.
-pub const POLICY: &str = "policy";
+/// Places kept for the servers of a plan. Judges and the teacher are told of theirs before any server runs.
+pub struct Places {
+    ports: HeldPorts,
+    groups: Vec<Sglang>,
+    /// Who is asked at each group's servers.
+    asked: Vec<(Usage, String, Vec<Seat>)>,
+}
 
-/// Launch the servers of `plan` and wait until they answer. Their output goes to `logs`.
+impl Places {
+    /// Keep a port for every server of `plan`.
+    ///
+    /// # Errors
+    /// The machine has none left.
+    pub fn keep(plan: &LaunchPlan) -> Result<Self> {
+        let groups: Vec<Sglang> = plan
+            .models
+            .iter()
+            .flat_map(|model| model.groups.iter().map(|group| sglang(plan, model, group)))
+            .collect();
+        let ports = hold_ports(&groups).map_err(rollout_failed)?;
+        let usages = plan
+            .models
+            .iter()
+            .flat_map(|model| model.groups.iter().map(|_| (model.usage, &model.name)));
+        let asked = usages
+            .zip(seats(&groups, ports.numbers()))
+            .map(|((usage, name), seats)| (usage, name.clone(), seats))
+            .collect();
+        Ok(Self {
+            ports,
+            groups,
+            asked,
+        })
+    }
+
+    /// Tell `plan` where its teacher and its judges will be.
+    pub fn tell(&self, plan: &mut ModelPlan) {
+        for (usage, name, seats) in &self.asked {
+            let addresses = seats.iter().map(|seat| seat.address.to_string());
+            match usage {
+                Usage::Policy => {}
+                Usage::Teacher => plan.teacher_servers.extend(addresses),
+                Usage::Judge => {
+                    let servers = plan.judge_servers.entry(name.clone()).or_default();
+                    servers.extend(addresses);
+                }
+            }
+        }
+    }
+
+    /// The policy's servers.
+    pub fn policy(&self) -> Vec<Seat> {
+        let policy = self
+            .asked
+            .iter()
+            .filter(|(usage, ..)| *usage == Usage::Policy);
+        policy.flat_map(|(_, _, seats)| seats.clone()).collect()
+    }
+
+    /// All servers.
+    pub fn num_servers(&self) -> usize {
+        self.asked.iter().map(|(_, _, seats)| seats.len()).sum()
+    }
+}
+
+fn sglang(plan: &LaunchPlan, model: &ServedModel, group: &ServerGroup) -> Sglang {
+    Sglang {
+        command: plan.command.clone(),
+        model: std::path::absolute(&model.path).unwrap_or_else(|_| model.path.clone()),
+        name: model.name.clone(),
+        args: group.args.clone(),
+        gpus_per_server: group.gpus_per_server,
+        base_gpu: group.base_gpu,
+        num_servers: group.num_servers,
+        part: group.part,
+    }
+}
+
+/// Launch the servers of `plan` at their places and wait until they answer. Their output goes to `logs`.
 ///
 /// # Errors
 /// A server that does not come up, in its own words.
-pub async fn launch(plan: &LaunchPlan, said: &Resolved, logs: &Path) -> Result<Fleet> {
-    let sglang = Sglang {
-        command: plan.command.clone(),
-        model: std::path::absolute(&plan.model).unwrap_or_else(|_| plan.model.clone()),
-        name: POLICY.into(),
-        args: plan.args.clone(),
-        gpus_per_server: plan.gpus_per_server,
-        base_gpu: plan.base_gpu,
-        num_servers: plan.num_servers,
-    };
-    let specs = sglang.specs(logs).map_err(rollout_failed)?;
+pub async fn launch(
+    plan: &LaunchPlan,
+    places: &Places,
+    said: &Resolved,
+    logs: &Path,
+) -> Result<Fleet> {
+    let specs = specs(&places.groups, places.ports.numbers(), logs).map_err(rollout_failed)?;
     let care = Care {
         start_timeout: plan.start_timeout,
         ..Care::default()
     };
+    places.ports.release();
     Fleet::start(specs, care).await.map_err(|e| {
         Problem::new(e.to_string())
             .help(format!(
                 "everything the servers wrote is in {}; `rollout.engine_command` says what launches them",
                 logs.display()
             ))
-            .at(said.place("rollout.num_engines"))
+            .at(said.place(plan.asked_by).or_else(|| said.place("rollout.num_gpus")))
             .into()
     })
 }

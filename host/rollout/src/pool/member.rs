@@ -1,6 +1,7 @@
 //! One server's life in the pool: what it serves, whether it may be asked, and how it fell from grace.
 
-use super::Server;
+use super::pair::Door;
+use super::{Part, Seat, Server};
 use crate::lock;
 use slime_core::WeightVersion;
 use std::sync::Mutex;
@@ -39,6 +40,10 @@ struct State {
 /// A server and the pool's opinion of it.
 pub(crate) struct Member {
     pub(crate) server: Server,
+    /// Which part of a request it does.
+    pub(super) part: Part,
+    /// Where it meets those that decode, if it prefills.
+    pub(super) door: Option<Door>,
     /// Requests at the server.
     pub(crate) gate: Semaphore,
     /// Requests given to it, those waiting at the gate included.
@@ -49,9 +54,11 @@ pub(crate) struct Member {
 }
 
 impl Member {
-    pub(crate) fn new(server: Server, concurrency: usize, standing: Standing) -> Self {
+    pub(crate) fn new(server: Server, seat: &Seat, concurrency: usize, standing: Standing) -> Self {
         Self {
             server,
+            part: seat.part,
+            door: Door::of(seat),
             gate: Semaphore::new(concurrency.max(1)),
             load: AtomicUsize::new(0),
             updating: tokio::sync::Mutex::default(),

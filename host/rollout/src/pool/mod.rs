@@ -9,10 +9,12 @@ pub mod endpoint;
 mod gauges;
 pub mod launch;
 mod member;
+mod pair;
 mod probe;
 mod route;
 mod router;
 mod sample;
+mod seat;
 mod server;
 #[cfg(test)]
 mod tests;
@@ -21,7 +23,9 @@ pub use address::Address;
 pub use endpoint::pause_generation::PauseMode;
 pub use gauges::Gauges;
 pub use member::Standing;
+pub use pair::{Meeting, Way};
 pub use route::Routing;
+pub use seat::{Part, Seat};
 pub use server::{CallError, Server};
 
 use crate::fence::{self, Fence};
@@ -191,21 +195,22 @@ impl Drop for Pool {
 }
 
 impl Pool {
-    /// A pool of the servers at `addresses`. Call it inside a tokio runtime: it looks after its members
+    /// A pool of the servers at `seats`. Call it inside a tokio runtime: it looks after its members
     /// in tasks of their own.
     ///
     /// # Errors
-    /// No address, the same one twice, or an HTTP client that cannot be made.
-    pub fn new(addresses: Vec<Address>, config: PoolConfig) -> Result<Self, RolloutError> {
+    /// No server, the same address twice, or an HTTP client that cannot be made.
+    pub fn new(seats: Vec<impl Into<Seat>>, config: PoolConfig) -> Result<Self, RolloutError> {
+        let seats: Vec<Seat> = seats.into_iter().map(Into::into).collect();
         let refuse = |reason: String| RolloutError::Config {
             what: "engine addresses".into(),
             reason,
         };
-        if addresses.is_empty() {
+        if seats.is_empty() {
             return Err(refuse("none is given; name at least one server".into()));
         }
-        for (i, address) in addresses.iter().enumerate() {
-            if addresses[..i].contains(address) {
+        for (i, Seat { address, .. }) in seats.iter().enumerate() {
+            if seats[..i].iter().any(|seat| seat.address == *address) {
                 return Err(refuse(format!("{address} is given twice")));
             }
         }
@@ -227,11 +232,13 @@ impl Pool {
             Trust::Proven => Standing::Unproven,
             Trust::Frozen(version) => Standing::Serving(version),
         };
-        let members = addresses
-            .into_iter()
-            .map(|address| {
+        let members = seats
+            .iter()
+            .map(|seat| {
+                let address = seat.address.clone();
                 Member::new(
                     Server::new(address, client.clone(), config.quick_deadline),
+                    seat,
                     config.concurrency,
                     standing,
                 )
@@ -307,6 +314,24 @@ impl Pool {
         self.inner.members.iter().map(|m| &m.server)
     }
 
+    /// A way through each member that answers requests. `rid` is the request that will take them, each once.
+    pub fn ways(&self, rid: &str) -> Vec<Way> {
+        let members = &self.inner.members;
+        let doors: Vec<_> = members
+            .iter()
+            .filter_map(|m| Some((m, m.door.as_ref()?)))
+            .collect();
+        let answering = members.iter().filter(|m| m.part != Part::Prefill);
+        let ways = answering.enumerate().map(|(i, member)| Way {
+            server: member.server.clone(),
+            prefill: (member.part == Part::Decode && !doors.is_empty()).then(|| {
+                let (prefill, door) = doors[i % doors.len()];
+                (prefill.server.clone(), door.meet(rid, i as u64))
+            }),
+        });
+        ways.collect()
+    }
+
     /// Each member's address and standing.
     pub fn standings(&self) -> Vec<(Address, Standing)> {
         self.inner
@@ -373,7 +398,7 @@ impl Pool {
 
 impl Inner {
     /// The member for a request, once one serves. `avoid` is passed over where another serves.
-    async fn assign(&self, session: u64, avoid: Option<usize>) -> Slot<'_> {
+    async fn assign(&self, session: u64, avoid: &[usize]) -> Slot<'_> {
         loop {
             let changed = self.changed.notified();
             let mut changed = std::pin::pin!(changed);
@@ -385,29 +410,61 @@ impl Inner {
         }
     }
 
-    fn try_assign(&self, session: u64, avoid: Option<usize>) -> Option<Slot<'_>> {
-        let serving = |skip: Option<usize>| -> Vec<Candidate> {
-            (0..self.members.len())
-                .filter(|&i| {
-                    Some(i) != skip && matches!(self.members[i].standing(), Standing::Serving(_))
+    fn try_assign(&self, session: u64, avoid: &[usize]) -> Option<Slot<'_>> {
+        let turn = self.turn.fetch_add(1, Ordering::Relaxed);
+        let prefills = |standing: Standing| {
+            let mut members = self.members.iter();
+            members.any(|m| m.part == Part::Prefill && m.standing() == standing)
+        };
+        let index = self.pick(session, turn, avoid, |member| match member.part {
+            Part::Whole => true,
+            Part::Decode => prefills(member.standing()),
+            Part::Prefill => false,
+        })?;
+        let member = &self.members[index];
+        let prefill = match member.part {
+            Part::Decode => {
+                // Both halves are the work of one version.
+                let standing = member.standing();
+                let index = self.pick(session, turn, avoid, |other| {
+                    other.part == Part::Prefill && other.standing() == standing
+                })?;
+                Some(Box::new(Slot::take(index, &self.members[index])))
+            }
+            _ => None,
+        };
+        let mut slot = Slot::take(index, member);
+        slot.prefill = prefill;
+        Some(slot)
+    }
+
+    /// A member that serves and that `fits`.
+    fn pick(
+        &self,
+        session: u64,
+        turn: usize,
+        avoid: &[usize],
+        fits: impl Fn(&Member) -> bool,
+    ) -> Option<usize> {
+        let serving = |skip: &[usize]| -> Vec<Candidate> {
+            let members = self.members.iter().enumerate();
+            members
+                .filter(|(i, member)| {
+                    !skip.contains(i)
+                        && matches!(member.standing(), Standing::Serving(_))
+                        && fits(member)
                 })
-                .map(|member| Candidate {
-                    member,
-                    load: self.members[member].load.load(Ordering::Relaxed),
+                .map(|(i, member)| Candidate {
+                    member: i,
+                    load: member.load.load(Ordering::Relaxed),
                 })
                 .collect()
         };
         let mut candidates = serving(avoid);
         if candidates.is_empty() {
-            candidates = serving(None);
+            candidates = serving(&[]);
         }
-        let turn = self.turn.fetch_add(1, Ordering::Relaxed);
-        let index = route::pick(&candidates, self.config.routing, session, turn)?;
-        self.members[index].load.fetch_add(1, Ordering::Relaxed);
-        Some(Slot {
-            index,
-            member: &self.members[index],
-        })
+        route::pick(&candidates, self.config.routing, session, turn)
     }
 
     /// Change a member's standing and wake the requests that wait for one.
@@ -432,6 +489,25 @@ impl Inner {
 struct Slot<'a> {
     index: usize,
     member: &'a Member,
+    /// Its place at the member that reads the prompt, where that is another one.
+    prefill: Option<Box<Self>>,
+}
+
+impl<'a> Slot<'a> {
+    fn take(index: usize, member: &'a Member) -> Self {
+        member.load.fetch_add(1, Ordering::Relaxed);
+        Self {
+            index,
+            member,
+            prefill: None,
+        }
+    }
+
+    /// The members it is at.
+    fn indices(&self) -> Vec<usize> {
+        let prefill = self.prefill.as_ref().map(|slot| slot.index);
+        std::iter::once(self.index).chain(prefill).collect()
+    }
 }
 
 impl Drop for Slot<'_> {

@@ -5,7 +5,8 @@
 //! request that a server refuses (4xx) is not sent again and is not held against the server.
 
 use super::endpoint::abort_request;
-use super::endpoint::generate::{Answer, Broken, Finish, Manner, generate};
+use super::endpoint::generate::{Answer, Broken, Finish, Manner, generate, prefill};
+use super::pair::{Meeting, Unfilled};
 use super::{CallError, Inner, Server, Slot, Standing};
 use crate::lock;
 use backon::{BackoffBuilder, ExponentialBuilder};
@@ -110,7 +111,7 @@ impl Inner {
             .params
             .max_new_tokens
             .min(u32::try_from(room).unwrap_or(u32::MAX));
-        let mut avoid = None;
+        let mut avoid = Vec::new();
         let mut faults = 0;
 
         loop {
@@ -124,13 +125,13 @@ impl Inner {
                 return Ok(got);
             }
             let assigned = tokio::select! {
-                slot = timeout_at(until, self.assign(request.session, avoid)) => slot,
+                slot = timeout_at(until, self.assign(request.session, &avoid)) => slot,
                 () = cancelled.cancelled() => continue,
             };
             let Ok(slot) = assigned else {
                 return Err(PolicyError::Unavailable(self.complaints()));
             };
-            avoid = Some(slot.index);
+            avoid = slot.indices();
             request.tokens.truncate(prompt_len);
             request.tokens.extend_from_slice(&got.tokens);
             if !got.tokens.is_empty() {
@@ -188,22 +189,46 @@ impl Inner {
         cancelled: &CancellationToken,
     ) -> Step {
         let member = slot.member;
-        let lost = member.lost();
-        let permit = tokio::select! {
-            permit = member.gate.acquire() => permit.expect("the gate is never closed"),
-            () = lost.cancelled() => return Step::Again,
+        let first = slot.prefill.as_deref().unwrap_or(slot);
+        let (lost, first_lost) = (member.lost(), first.member.lost());
+        let gone = async {
+            tokio::select! {
+                () = lost.cancelled() => {}
+                () = first_lost.cancelled() => {}
+            }
+        };
+        let through = async {
+            let own = member.gate.acquire().await;
+            let other = match &slot.prefill {
+                Some(slot) => Some(slot.member.gate.acquire().await),
+                None => None,
+            };
+            (own, other)
+        };
+        let (permit, first_permit) = tokio::select! {
+            permits = through => permits,
+            () = gone => return Step::Again,
             () = cancelled.cancelled() => return Step::Again,
             () = tokio::time::sleep_until(until) => return Step::Again,
         };
-        if !matches!(member.standing(), Standing::Serving(_)) {
+        let serves = |slot: &Slot<'_>| matches!(slot.member.standing(), Standing::Serving(_));
+        if !serves(slot) || !serves(first) {
             return Step::Again;
         }
-        self.counters.calls.fetch_add(1, Ordering::Relaxed);
+        let turn = self.counters.calls.fetch_add(1, Ordering::Relaxed);
+        let meeting = first
+            .member
+            .door
+            .as_ref()
+            .map(|door| door.meet(&request.rid, turn));
         let router = self.router.as_ref().filter(|router| router.is_up());
         let mut guard = AbortOnDrop {
             // Where a router picked, any of them may have it.
             servers: match router {
-                None => vec![&member.server],
+                None => {
+                    let first = slot.prefill.as_ref().map(|slot| &slot.member.server);
+                    std::iter::once(&member.server).chain(first).collect()
+                }
                 Some(_) => self.members.iter().map(|m| &m.server).collect(),
             },
             rid: &request.rid,
@@ -219,6 +244,7 @@ impl Inner {
             lost.cancelled().await;
             tokio::time::sleep(LOST_GRACE).await;
         };
+        let half = meeting.as_ref().zip(first_permit);
         // What a stream has brought is kept while more comes, if its weights are known.
         let so_far = |answer: &Answer| {
             if let (Some(keep), Some(more)) = (keep, self.proven(answer)) {
@@ -232,7 +258,11 @@ impl Inner {
             routed_experts: self.config.routed_experts,
         };
         let result = tokio::select! {
-            result = generate(server, request, manner, left, so_far) => result,
+            result = generate(server, request, manner, meeting.as_ref(), left, so_far) => result,
+            unfilled = fill(first, request, half, &first_lost, left) => return match unfilled {
+                Unfilled::GivenUp => Step::Again,
+                Unfilled::Failed(error) => self.blame(first, request, &error),
+            },
             () = abandoned => return Step::Again,
             () = given_up => return Step::Again,
         };
@@ -244,11 +274,12 @@ impl Inner {
                 error: CallError::Timeout,
                 ..
             })
-        );
+        ) || (meeting.is_some() && result.is_err());
         match result {
             Ok(answer) if router.is_some() => self.absorb(None, got, answer, cancelled),
             Ok(answer) => {
                 member.praise();
+                first.member.praise();
                 self.absorb(Some(slot.index), got, answer, cancelled)
             }
             Err(Broken { error, .. }) if error.is_refusal() => {
@@ -270,32 +301,45 @@ impl Inner {
                     router.pass_by(&error);
                     return Step::Again;
                 }
-                if matches!(
-                    error,
-                    CallError::Status {
-                        status: 408 | 429,
-                        ..
-                    }
-                ) {
-                    return Step::Again; // Busy is no fault.
-                }
-                let gone = error.is_gone();
-                tracing::debug!(server = %member.server.address(), rid = request.rid, %error, "a call failed");
-                if member.strike(error.to_string(), gone)
-                    && matches!(member.standing(), Standing::Serving(_))
-                {
-                    tracing::warn!(server = %member.server.address(), %error, "a server is out of routing until it answers again");
-                    self.set_standing(slot.index, Standing::Down);
-                }
-                match error {
-                    CallError::Malformed(_)
-                    | CallError::Status {
-                        status: 500..=502 | 504..,
-                        ..
-                    } => Step::Fault(error.to_string()),
-                    _ => Step::Again,
-                }
+                self.blame(slot, request, &error)
             }
+        }
+    }
+
+    /// A call to one member failed.
+    fn blame(&self, slot: &Slot<'_>, request: &SampleRequest, error: &CallError) -> Step {
+        let member = slot.member;
+        if error.is_refusal() {
+            let reason = error.to_string();
+            return match reason.contains("Duplicate request ID") {
+                true => Step::Again,
+                false => Step::Refused(reason),
+            };
+        }
+        if matches!(
+            error,
+            CallError::Status {
+                status: 408 | 429,
+                ..
+            }
+        ) {
+            return Step::Again; // Busy is no fault.
+        }
+        let gone = error.is_gone();
+        tracing::debug!(server = %member.server.address(), rid = request.rid, %error, "a call failed");
+        if member.strike(error.to_string(), gone)
+            && matches!(member.standing(), Standing::Serving(_))
+        {
+            tracing::warn!(server = %member.server.address(), %error, "a server is out of routing until it answers again");
+            self.set_standing(slot.index, Standing::Down);
+        }
+        match error {
+            CallError::Malformed(_)
+            | CallError::Status {
+                status: 500..=502 | 504..,
+                ..
+            } => Step::Fault(error.to_string()),
+            _ => Step::Again,
         }
     }
 
@@ -357,6 +401,34 @@ impl Inner {
             // A pause for new weights, or the server's own decision: the request goes on.
             Finish::Abort { .. } | Finish::Unfinished => Step::Again,
         }
+    }
+}
+
+/// The prompt's half of a request that passes through two servers; returns only when that failed.
+async fn fill(
+    first: &Slot<'_>,
+    request: &SampleRequest,
+    half: Option<(&Meeting, impl Sized)>,
+    lost: &CancellationToken,
+    deadline: Duration,
+) -> Unfilled {
+    let Some((meeting, permit)) = half else {
+        return std::future::pending().await;
+    };
+    let abandoned = async {
+        lost.cancelled().await;
+        tokio::time::sleep(LOST_GRACE).await;
+    };
+    let filled = tokio::select! {
+        filled = prefill(&first.member.server, request, meeting, deadline) => filled,
+        () = abandoned => return Unfilled::GivenUp,
+    };
+    // From here on only the server that decodes is busy with it.
+    drop(permit);
+    match filled {
+        Ok(true) => std::future::pending().await,
+        Ok(false) => Unfilled::GivenUp,
+        Err(error) => Unfilled::Failed(error),
     }
 }
 

@@ -1,5 +1,7 @@
 //! Faults that a real server cannot be asked to make. The real servers come in the end-to-end tests.
 
+mod pairs;
+
 use super::*;
 use crate::publish::Publisher;
 use serde_json::{Value, json};
@@ -603,7 +605,7 @@ async fn nobody_is_asked_before_a_version_is_proven() {
 
 #[tokio::test]
 async fn a_pool_needs_different_addresses() {
-    assert!(Pool::new(vec![], config()).is_err());
+    assert!(Pool::new(Vec::<Address>::new(), config()).is_err());
     let twice = vec![Address::new("h", 1), Address::new("h", 1)];
     assert!(
         Pool::new(twice, config())

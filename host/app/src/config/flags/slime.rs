@@ -42,7 +42,7 @@ pub const SLIME: &[(&str, &[(&str, Fate)])] = &[
     ("Cluster", &[
         ("actor-num-nodes", Always(ONE_RANK)),
         ("actor-num-gpus-per-node", Always(ONE_RANK)),
-        ("rollout-num-gpus", Refused("say how many servers and how large: --rollout-num-engines and --rollout-num-gpus-per-engine")),
+        ("rollout-num-gpus", Same),
         ("rollout-num-gpus-per-engine", Same),
         ("num-gpus-per-node", Always(ONE_RANK)),
         ("colocate", Always(SHARED)),
@@ -296,8 +296,8 @@ pub const SLIME: &[(&str, &[(&str, Fate)])] = &[
         ("sglang-router-request-timeout-secs", Always("every request has a deadline")),
         ("router-policy", Always("a session stays on one server while that is well")),
         ("sglang-server-concurrency", Same),
-        ("prefill-num-servers", Refused("servers are started by hand")),
-        ("sglang-config", Refused("launched servers are alike; others are given by --rollout-external-engine-addrs")),
+        ("prefill-num-servers", Refused("give the servers their worker_type in a --sglang-config file")),
+        ("sglang-config", Same),
     ]),
     ("Megatron: optimizer and batches", &[
         ("lr", Same),
@@ -434,7 +434,7 @@ const PREFACE: &str = "# slime's flags
 
 What became of each flag of slime's, and of the Megatron flags that its launch scripts use. Printed by `slime-host config flags`.
 On the command line, a flag that is not `the same` is an error that says what to do; `slime-host import SCRIPT` does it.
-Any other `--sglang-X VALUE` reaches every server that `--rollout-num-engines` launches as `--X VALUE`.
+Any other `--sglang-X VALUE` reaches every server that the run launches as `--X VALUE`.
 ";
 
 #[cfg(test)]

@@ -110,6 +110,8 @@ pub(super) const FLAGS: &[Flag] = &[
     one(Rollout, "sglang-server-concurrency", "rollout.concurrency", "N", "Requests in flight at once"),
     many(Rollout, "rollout-external-engine-addrs", "rollout.external_engine_addrs", "HOST:PORT", "Running SGLang servers"),
     one(Rollout, "rollout-num-engines", "rollout.num_engines", "N", "SGLang servers to launch; --sglang-X VALUE hands them --X VALUE"),
+    one(Rollout, "sglang-config", "rollout.sglang_config", "FILE", "SGLang servers to launch, as a YAML file lays them out"),
+    one(Rollout, "rollout-num-gpus", "rollout.num_gpus", "N", "GPUs of all launched servers"),
     one(Rollout, "rollout-num-gpus-per-engine", "rollout.num_gpus_per_engine", "N", "GPUs of one launched server"),
     one(Rollout, "sglang-args", "rollout.sglang_args", "LIST", "All flags of launched servers, as one TOML list"),
     one(Rollout, "update-weight-disk-dir", "rollout.update_weight_disk_dir", "DIR", "Where new weights are handed to servers"),

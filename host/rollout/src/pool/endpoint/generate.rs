@@ -4,6 +4,7 @@
 //! parsed; when the connection breaks, that event is what was received. Stop strings are cut from the
 //! text and not from the ids, end tokens stay in the ids.
 
+use crate::pool::pair::{Meeting, Way};
 use crate::pool::server::{CallError, Server, message_of};
 use futures::StreamExt;
 use serde::{Deserialize, Serialize};
@@ -76,6 +77,22 @@ struct Body<'a> {
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     return_routed_experts: bool,
     stream: bool,
+    #[serde(flatten)]
+    meeting: Option<&'a Meeting>,
+}
+
+impl<'a> Body<'a> {
+    fn new(request: &'a SampleRequest, manner: Manner, meeting: Option<&'a Meeting>) -> Self {
+        Self {
+            rid: &request.rid,
+            input_ids: &request.tokens,
+            sampling_params: Params::new(&request.params),
+            return_logprob: true,
+            return_routed_experts: manner.routed_experts,
+            stream: manner.stream,
+            meeting,
+        }
+    }
 }
 
 /// SGLang refuses unknown members, and `stop: []` means different things to different versions.
@@ -120,7 +137,8 @@ pub struct Manner {
     pub routed_experts: bool,
 }
 
-/// Sample a continuation of `request.tokens`. In a stream, `so_far` hears of what came, now and then.
+/// Sample a continuation of `request.tokens`. In a stream, `so_far` hears of what came, now and then. With a `meeting` the
+/// server is one that decodes, and another is told to [`prefill`] for it.
 ///
 /// # Errors
 /// The server refused, could not be reached, broke off, or sent an answer whose numbers do not fit
@@ -129,17 +147,11 @@ pub async fn generate(
     server: &Server,
     request: &SampleRequest,
     manner: Manner,
+    meeting: Option<&Meeting>,
     deadline: Duration,
     so_far: impl Fn(&Answer) + Send,
 ) -> Result<Answer, Broken> {
-    let body = Body {
-        rid: &request.rid,
-        input_ids: &request.tokens,
-        sampling_params: Params::new(&request.params),
-        return_logprob: true,
-        return_routed_experts: manner.routed_experts,
-        stream: manner.stream,
-    };
+    let body = Body::new(request, manner, meeting);
     let session = request.session.to_string();
     let call = server
         .post("/generate", &body, deadline)
@@ -149,6 +161,56 @@ pub async fn generate(
     }
     let value: Value = server.read_promptly(call).await?;
     Ok(parse(value)?)
+}
+
+/// Read the prompt for the server that decodes it, and return once that has what it needs. `false` if the request was
+/// given up.
+///
+/// # Errors
+/// The server refused, could not be reached, or sent an answer that is none.
+pub async fn prefill(
+    server: &Server,
+    request: &SampleRequest,
+    meeting: &Meeting,
+    deadline: Duration,
+) -> Result<bool, CallError> {
+    let body = Body::new(request, Manner::default(), Some(meeting));
+    let value: Value = server.post_json("/generate", &body, deadline).await?;
+    Ok(value["meta_info"]["finish_reason"]["type"] != "abort")
+}
+
+/// Sample by one way through the pool.
+///
+/// # Errors
+/// As [`generate`] and [`prefill`].
+pub async fn by_way(
+    way: &Way,
+    request: &SampleRequest,
+    deadline: Duration,
+) -> Result<Answer, CallError> {
+    let meeting = way.prefill.as_ref().map(|(_, meeting)| meeting);
+    let answer = generate(
+        &way.server,
+        request,
+        Manner::default(),
+        meeting,
+        deadline,
+        |_| (),
+    );
+    let answer = async { answer.await.map_err(|broken| broken.error) };
+    let Some((server, meeting)) = &way.prefill else {
+        return answer.await;
+    };
+    let failed = async {
+        match prefill(server, request, meeting, deadline).await {
+            Ok(_) => std::future::pending().await,
+            Err(error) => error,
+        }
+    };
+    tokio::select! {
+        answer = answer => answer,
+        error = failed => Err(error),
+    }
 }
 
 /// Time between two looks at a stream: an event holds all that came before it, so reading each would cost more than

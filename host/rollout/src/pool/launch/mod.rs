@@ -11,8 +11,8 @@ mod sglang;
 mod tests;
 mod words;
 
-pub use port::free_ports;
-pub use sglang::Sglang;
+pub use port::{HeldPorts, free_ports};
+pub use sglang::{Sglang, hold_ports, seats, specs};
 
 use super::{Address, Server};
 use crate::pool::endpoint::{health, model_info};
