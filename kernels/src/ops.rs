@@ -330,6 +330,19 @@ fn no_kernel(op: &'static str, wanted_by: &'static str) -> Error {
     Error::NoKernel { op, wanted_by }
 }
 
+/// The way between any two devices.
+pub(crate) fn through_host<O: Ops + ?Sized>(
+    to: &O,
+    from: &O,
+    tensors: &[O::Tensor],
+) -> Result<Vec<O::Tensor>> {
+    let moved = tensors.iter().map(|x| {
+        let (rows, cols) = from.shape(x);
+        to.tensor_f64(rows, cols, &from.read_f64(x)?)
+    });
+    moved.collect()
+}
+
 /// A device that computes.
 ///
 /// What only some families need has a default that says so; every other operation a backend must have.
@@ -360,6 +373,21 @@ pub trait Ops: Send + Sync + 'static {
     fn read(&self, x: &Self::Tensor) -> Result<Vec<f32>>;
     /// Download without rounding to f32.
     fn read_f64(&self, x: &Self::Tensor) -> Result<Vec<f64>>;
+    /// `tensors` of `other`, a device of the same kind, in this one's keeping. They are whole when this returns, and what
+    /// `other` does to its own later changes none of them.
+    fn adopt(&self, other: &Self, tensors: &[Self::Tensor]) -> Result<Vec<Self::Tensor>> {
+        through_host(self, other, tensors)
+    }
+    /// Whether every number is finite.
+    fn all_finite(&self, tensors: &[Self::Tensor]) -> Result<bool> {
+        for x in tensors {
+            // No short cut, so that it vectorises.
+            if !self.read(x)?.iter().fold(true, |ok, x| ok & x.is_finite()) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
     /// Zeros, `[rows, cols]`.
     fn float_zeros(&self, rows: usize, cols: usize) -> Result<Self::Float>;
     /// Upload.

@@ -12,6 +12,9 @@ import sys
 if __name__ == "__main__":
     launcher, *args = sys.argv[1:]
     os.environ.setdefault("MC_FORCE_TCP", "1")
+    # Both are read when SGLang is imported.
+    os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(launcher)), "stubs"))
     if "--disaggregation-mode" in args:
         from sglang.srt.disaggregation.mooncake.conn import MooncakeKVSender

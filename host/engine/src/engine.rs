@@ -3,7 +3,7 @@
 //! It checks every request before the scheduler sees it, so nothing a client sends can hurt the thread that owns
 //! the model. It knows no JSON; [`crate::serve`] puts HTTP around it.
 
-use crate::forward::Forward;
+use crate::forward::{Forward, Source};
 use crate::metrics::Metrics;
 use crate::random;
 use crate::request::{Chunk, Params, Request, Wanted};
@@ -242,17 +242,23 @@ impl EngineHandle {
         flush: bool,
         abort_all: bool,
     ) -> Result<usize> {
-        let update = Update {
-            dir: dir.to_owned(),
-            version,
-            flush,
-            abort_all,
-        };
-        let held = self.ask(|done| Command::Update(update, done)).await??;
+        let held = self
+            .update(Update {
+                source: Source::Directory(dir.to_owned()),
+                version,
+                flush,
+                abort_all,
+            })
+            .await?;
         if let Ok(mut path) = self.inner.model_path.lock() {
             dir.clone_into(&mut path);
         }
         Ok(held)
+    }
+
+    /// Serve other weights from the next step on.
+    pub(crate) async fn update(&self, update: Update) -> Result<usize> {
+        self.ask(|done| Command::Update(update, done)).await?
     }
 
     /// Call the weights by another name.

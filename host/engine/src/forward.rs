@@ -5,8 +5,17 @@
 
 use crate::Result;
 use slime_kernels::{Draw, Drawn, PagedSequence};
+use std::any::Any;
 use std::ops::Range;
-use std::path::Path;
+use std::path::PathBuf;
+
+/// Where new weights come from.
+pub(crate) enum Source {
+    /// A directory of `*.safetensors`: any subset of the model's tensors.
+    Directory(PathBuf),
+    /// All parameters in the model's order, as a list of its device's tensors.
+    Device(Box<dyn Any + Send>),
+}
 
 /// What a step computes: new tokens of many sequences, prefill and decode alike.
 pub(crate) struct Rows<'a> {
@@ -79,11 +88,11 @@ pub(crate) trait Forward: Send + 'static {
     fn logit_rows(&self) -> usize {
         64
     }
-    /// Read a directory of `*.safetensors` and check every name and shape. Changes nothing.
+    /// Read new weights and check every name, shape and number. Changes nothing.
     ///
     /// # Errors
-    /// Whatever is wrong with the files.
-    fn read_weights(&self, dir: &Path) -> Result<Self::Weights>;
+    /// Whatever is wrong with them.
+    fn read_weights(&self, source: Source) -> Result<Self::Weights>;
     /// Serve them from now on.
     ///
     /// # Errors

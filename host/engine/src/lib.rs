@@ -11,6 +11,7 @@ mod engine;
 mod error;
 mod forward;
 mod generation;
+mod inlet;
 mod metrics;
 mod model;
 mod random;
@@ -23,6 +24,7 @@ mod weights;
 
 pub use engine::{EngineConfig, EngineHandle, SamplingDefaults};
 pub use error::{Error, Result};
+pub use inlet::Inlet;
 pub use model::Engine;
 pub use scheduler::PauseMode;
 pub use server::{ServerHandle, serve};

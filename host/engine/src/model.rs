@@ -3,7 +3,8 @@
 //! It computes nothing itself; layers are slime-model's, arithmetic the device's.
 
 use crate::engine::{self, EngineConfig, EngineHandle, SamplingDefaults};
-use crate::forward::{Forward, Rows};
+use crate::forward::{Forward, Rows, Source};
+use crate::inlet::Inlet;
 use crate::weights::{self, Piece};
 use crate::{Error, Result};
 use slime_core::ports::TextCodec;
@@ -59,16 +60,36 @@ impl Engine {
         codec: Arc<dyn TextCodec>,
         config: EngineConfig,
     ) -> Result<EngineHandle> {
-        engine::start(
-            Served {
-                network,
-                cache: None,
-                routes: Vec::new(),
-            },
-            codec,
-            config,
-        )
+        Ok(Self::start_with_inlet(network, codec, config)?.0)
     }
+
+    /// The same, with a way for this process's tensors into the running engine.
+    ///
+    /// # Errors
+    /// As [`Self::start`].
+    pub fn start_with_inlet<O: Ops>(
+        network: Network<O>,
+        codec: Arc<dyn TextCodec>,
+        config: EngineConfig,
+    ) -> Result<(EngineHandle, Inlet<O>)> {
+        let ops = network.ops().clone();
+        let served = Served {
+            network,
+            cache: None,
+            routes: Vec::new(),
+        };
+        let engine = engine::start(served, codec, config)?;
+        let inlet = Inlet::new(engine.clone(), ops);
+        Ok((engine, inlet))
+    }
+}
+
+/// New weights, checked.
+enum Checked<O: Ops> {
+    /// Some of the model's tensors, on the host.
+    Pieces(Vec<Piece>),
+    /// All of its parameters, on the device.
+    Whole(Vec<O::Tensor>),
 }
 
 impl<O: Ops> Served<O> {
@@ -125,7 +146,7 @@ impl From<slime_model::Error> for Error {
 
 impl<O: Ops> Forward for Served<O> {
     type Hidden = O::Tensor;
-    type Weights = Vec<Piece>;
+    type Weights = Checked<O>;
 
     fn model_type(&self) -> String {
         self.network.spec().family.model_type.to_owned()
@@ -206,11 +227,29 @@ impl<O: Ops> Forward for Served<O> {
         (self.network.ops().logits_chunk_bytes() / row).clamp(64, 1024)
     }
 
-    fn read_weights(&self, dir: &Path) -> Result<Vec<Piece>> {
-        weights::read(dir, self.network.params(), self.network.spec())
+    fn read_weights(&self, source: Source) -> Result<Checked<O>> {
+        match source {
+            Source::Directory(dir) => {
+                weights::read(&dir, self.network.params(), self.network.spec()).map(Checked::Pieces)
+            }
+            Source::Device(tensors) => {
+                let tensors = tensors
+                    .downcast::<Vec<O::Tensor>>()
+                    .map_err(|_| Error::Weights("the tensors are of another device".into()))?;
+                weights::check(&**self.network.ops(), self.network.params(), &tensors)?;
+                Ok(Checked::Whole(*tensors))
+            }
+        }
     }
 
-    fn install(&mut self, pieces: Vec<Piece>) -> Result<()> {
+    fn install(&mut self, weights: Checked<O>) -> Result<()> {
+        let pieces = match weights {
+            Checked::Pieces(pieces) => pieces,
+            Checked::Whole(tensors) => {
+                self.network.weights_mut().0 = tensors;
+                return Ok(());
+            }
+        };
         let mut by_param: BTreeMap<usize, Vec<Piece>> = BTreeMap::new();
         for piece in pieces {
             by_param.entry(piece.param).or_default().push(piece);

@@ -1,4 +1,5 @@
-//! A directory of `*.safetensors` as a change of the model's weights: read whole, checked whole, and only then used.
+//! A directory of `*.safetensors` as a change of the model's weights: read whole, checked whole, and only then used. Tensors
+//! that come without a file are checked here too.
 //!
 //! Any subset of the model's tensors will do. Everything that is wrong is said at once: unknown names, wrong
 //! shapes, unreadable types, numbers that are not finite, a tensor given twice, a file cut short. Files are read,
@@ -7,6 +8,7 @@
 use crate::{Error, Result};
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
+use slime_kernels::Ops;
 use slime_model::{ModelSpec, ParamSpec};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -29,8 +31,8 @@ pub(crate) fn read(dir: &Path, params: &[ParamSpec], spec: &ModelSpec) -> Result
     let places = places(params);
     let (mut pieces, mut problems, mut seen) = (Vec::new(), Vec::new(), BTreeSet::new());
     for path in &files {
-        let bytes =
-            std::fs::read(path).map_err(|e| refused(dir, &[format!("{}: {e}", path.display())]))?;
+        let bytes = std::fs::read(path)
+            .map_err(|e| refused_dir(dir, &[format!("{}: {e}", path.display())]))?;
         let tensors = match SafeTensors::deserialize(&bytes) {
             Ok(tensors) => tensors,
             Err(e) => {
@@ -69,15 +71,49 @@ pub(crate) fn read(dir: &Path, params: &[ParamSpec], spec: &ModelSpec) -> Result
         }
     }
     if !problems.is_empty() {
-        return Err(refused(dir, &problems));
+        return Err(refused_dir(dir, &problems));
     }
     if pieces.is_empty() {
-        return Err(refused(dir, &["the files hold no tensor".into()]));
+        return Err(refused_dir(dir, &["the files hold no tensor".into()]));
     }
     Ok(pieces)
 }
 
-fn refused(dir: &Path, problems: &[String]) -> Error {
+/// Check that `tensors` are `params`, whole and finite.
+pub(crate) fn check<O: Ops>(ops: &O, params: &[ParamSpec], tensors: &[O::Tensor]) -> Result<()> {
+    let mut problems = Vec::new();
+    if params.len() != tensors.len() {
+        problems.push(format!(
+            "{} tensors for {} parameters",
+            tensors.len(),
+            params.len()
+        ));
+    }
+    for (param, tensor) in params.iter().zip(tensors) {
+        let shape = ops.shape(tensor);
+        if shape != (param.rows, param.cols) {
+            let (name, own) = (&param.name, (param.rows, param.cols));
+            problems.push(format!("{name} is {shape:?}, this model's is {own:?}"));
+        }
+    }
+    if problems.is_empty() && !ops.all_finite(tensors)? {
+        for (param, tensor) in params.iter().zip(tensors) {
+            if !ops.all_finite(std::slice::from_ref(tensor))? {
+                problems.push(format!("{} has values that are not finite", param.name));
+            }
+        }
+    }
+    match problems.is_empty() {
+        true => Ok(()),
+        false => Err(refused("this process", &problems)),
+    }
+}
+
+fn refused_dir(dir: &Path, problems: &[String]) -> Error {
+    refused(&format!("`{}`", dir.display()), problems)
+}
+
+fn refused(from: &str, problems: &[String]) -> Error {
     let more = problems.len().saturating_sub(SHOWN);
     let shown = problems[..problems.len().min(SHOWN)].join("; ");
     let rest = if more > 0 {
@@ -86,8 +122,7 @@ fn refused(dir: &Path, problems: &[String]) -> Error {
         String::new()
     };
     Error::Weights(format!(
-        "Failed to update model weights from `{}`: {shown}{rest}. The old weights are still served.",
-        dir.display()
+        "Failed to update model weights from {from}: {shown}{rest}. The old weights are still served."
     ))
 }
 
@@ -108,7 +143,7 @@ fn files(dir: &Path) -> Result<Vec<PathBuf>> {
     let index = dir.join("model.safetensors.index.json");
     if let Ok(text) = std::fs::read_to_string(&index) {
         let json: serde_json::Value = serde_json::from_str(&text)
-            .map_err(|e| refused(dir, &[format!("{} is not JSON: {e}", index.display())]))?;
+            .map_err(|e| refused_dir(dir, &[format!("{} is not JSON: {e}", index.display())]))?;
         let listed: BTreeSet<&str> = json["weight_map"]
             .as_object()
             .map(|map| map.values().filter_map(serde_json::Value::as_str).collect())
@@ -123,7 +158,7 @@ fn files(dir: &Path) -> Result<Vec<PathBuf>> {
             .map(|name| format!("{name} is in the index and not in the directory"))
             .collect();
         if !missing.is_empty() {
-            return Err(refused(dir, &missing));
+            return Err(refused_dir(dir, &missing));
         }
     }
     if files.is_empty() {

@@ -4,6 +4,7 @@ use super::device::Arg::{Int, Long, Ptr};
 use super::gemm::Shape;
 use super::sources::{self, BLOCK_TOKENS};
 use super::{Cuda, Float, Ids, KvCache, Tensor, attention};
+use crate::ops::through_host;
 use crate::{
     AdamW, ColumnMap, Draw, Drawn, Error, Heads, KeySpan, Later, Norms, Ops, PagedSequence, Result,
     RopeTable, Route, Sequences, TokenStats, Update, attend_keys,
@@ -15,6 +16,8 @@ use std::sync::Arc;
 /// Vectors of 8 bf16 are the unit of memory traffic, so every row must be whole vectors.
 pub(super) const VECTOR: usize = 8;
 pub(super) const THREADS: u32 = 256;
+/// Numbers that are widened at once to be looked at: 128 MiB.
+const WIDENED_AT_ONCE: usize = 32 << 20;
 
 fn shape_error(op: &'static str, detail: String) -> Error {
     Error::Shape { op, detail }
@@ -152,6 +155,51 @@ impl Ops for Cuda {
 
     fn read_f64(&self, x: &Tensor) -> Result<Vec<f64>> {
         Ok(self.read(x)?.into_iter().map(f64::from).collect())
+    }
+
+    fn adopt(&self, other: &Self, tensors: &[Tensor]) -> Result<Vec<Tensor>> {
+        if self.device.context.ordinal() != other.device.context.ordinal() {
+            return through_host(self, other, tensors);
+        }
+        // The copies run in this device's order: the other has to have written what they read, and may write again only
+        // when they have read it.
+        other.synchronize()?;
+        let copies = tensors.iter().map(|x| self.copy(x));
+        let copies = copies.collect::<Result<Vec<_>>>()?;
+        self.synchronize()?;
+        Ok(copies)
+    }
+
+    fn all_finite(&self, tensors: &[Tensor]) -> Result<bool> {
+        let (mut sum, mut held, mut wide) = (0.0, 0, Vec::new());
+        for x in tensors {
+            let len = x.rows * x.cols;
+            for at in (0..len).step_by(WIDENED_AT_ONCE) {
+                let end = len.min(at + WIDENED_AT_ONCE);
+                if held + (end - at) > WIDENED_AT_ONCE {
+                    sum += self.sum_squares_of_all(&wide.iter().collect::<Vec<_>>())?;
+                    (held, wide) = (0, Vec::new());
+                }
+                let piece = match end - at == len {
+                    true => x.clone(),
+                    false => self.cut(x, at..end, 1, end - at)?,
+                };
+                wide.push(self.widened(&piece)?);
+                held += end - at;
+            }
+        }
+        if !wide.is_empty() {
+            sum += self.sum_squares_of_all(&wide.iter().collect::<Vec<_>>())?;
+        }
+        // Finite numbers may add up to one that is not; then each is looked at.
+        let finite = |x: &Tensor| Ok(self.read(x)?.iter().all(|x| x.is_finite()));
+        Ok(sum.is_finite()
+            || tensors
+                .iter()
+                .map(finite)
+                .collect::<Result<Vec<_>>>()?
+                .into_iter()
+                .all(|ok| ok))
     }
 
     fn float_zeros(&self, rows: usize, cols: usize) -> Result<Float> {

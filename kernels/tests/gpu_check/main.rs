@@ -8,6 +8,7 @@
     reason = "a table on the terminal is what this program is for"
 )]
 
+mod adopt;
 mod bench;
 mod cases;
 mod large;
@@ -34,7 +35,12 @@ fn main() -> ExitCode {
             .skip(1)
             .filter(|arg| !arg.starts_with('-'))
             .collect();
-        parity::check(&cuda, &words)
+        let adopted = if words.is_empty() || words.iter().any(|word| word == "adopt") {
+            adopt::check(&cuda)
+        } else {
+            0
+        };
+        parity::check(&cuda, &words) + adopted
     };
     let failures = failures
         + if wants("--large") {

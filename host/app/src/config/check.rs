@@ -566,13 +566,12 @@ impl<'a> Check<'a> {
                 );
             }
             if !attached {
-                for key in [
-                    "update_weight_disk_dir",
-                    "update_weight_transport",
-                    "update_weight_dtype",
-                    "router_addr",
-                    "stream",
-                ] {
+                if r.update_weight_transport != Some(Transport::Disk) {
+                    let why = "the embedded engine is in this process";
+                    let help = "leave it out; `disk` writes every version to a directory too";
+                    self.useless("rollout.update_weight_transport", why, help);
+                }
+                for key in ["update_weight_dtype", "router_addr", "stream"] {
                     let why = "the embedded engine reads weights and requests by itself";
                     let help = "add `num_engines`, `sglang_config` or `external_engine_addrs`";
                     self.useless(&format!("rollout.{key}"), why, help);

@@ -409,6 +409,8 @@ pub struct RolloutPlan {
     pub publish_dir: Option<PathBuf>,
     /// How weights travel.
     pub transport: Transport,
+    /// The embedded engine takes the trainer's tensors as they are; no directory was asked for.
+    pub hands_over: bool,
     /// Where deltas are applied.
     pub local_dir: Option<PathBuf>,
     /// In which type; `None` is the servers' own.
@@ -784,6 +786,7 @@ fn rollout_plan(said: &Resolved) -> RolloutPlan {
             .unwrap_or(false),
         publish_dir: r.update_weight_disk_dir.clone(),
         transport: r.update_weight_transport.unwrap_or_default(),
+        hands_over: r.update_weight_transport.is_none() && r.update_weight_disk_dir.is_none(),
         local_dir: r.update_weight_local_dir.clone(),
         publish_dtype: r.update_weight_dtype,
         pause_mode: r.pause_generation_mode.unwrap_or_default(),

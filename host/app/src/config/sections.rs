@@ -285,7 +285,8 @@ pub struct RolloutSection {
     pub engine_start_timeout: Option<String>,
     /// Receive tokens as they are sampled, so that no death costs any of them. Default: with launched servers.
     pub stream: Option<bool>,
-    /// Directory that the servers can read; new weights are handed over there. Default: in the run's.
+    /// Directory that the servers can read; new weights are handed over there. Default: in the run's. The embedded engine is
+    /// given tensors and no directory, unless one is named here or `update_weight_transport` is `disk`.
     pub update_weight_disk_dir: Option<PathBuf>,
     /// How weights reach servers: `disk`, to servers of this host `shared-memory` or `delta`, from GPU to GPUs `nccl`. Default `disk`.
     pub update_weight_transport: Option<Transport>,

@@ -1,6 +1,7 @@
 //! The trainer behind the loop's trait, with the places its weights go.
 
 use super::Learn;
+use super::hand_over::Beside;
 use super::ranks::Ranks;
 use super::team;
 use crate::error::{Failure, Result};
@@ -10,6 +11,7 @@ use slime_kernels::Ops;
 use slime_model::ParamSpec;
 use slime_model::hf::{self, DEFAULT_SHARD_BYTES, save_dir, save_weights};
 use slime_rollout::Fence;
+use slime_rollout::publish::Handed;
 use slime_trainer::{TrainMetrics, checkpoint};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -27,6 +29,8 @@ pub struct Learner<O: Ops> {
     pub keep: usize,
     /// Whose run it is: no checkpoint is written once it is another's.
     pub fence: Fence,
+    /// The engine of this process that samples, where one does.
+    pub beside: Option<Beside<O>>,
 }
 
 impl<O: Ops> Learner<O> {
@@ -79,6 +83,15 @@ impl<O: Ops> Learn for Learner<O> {
         )
         .map_err(train_failed)?;
         Ok(reading)
+    }
+
+    fn hand_over(&self) -> Result<Option<Arc<dyn Handed>>> {
+        let params = slime_model::params(&self.model.spec);
+        let handed = self
+            .beside
+            .as_ref()
+            .map(|beside| beside.take(&self.trainer, &params));
+        handed.transpose().map_err(train_failed)
     }
 
     fn write_model(&self, dir: &Path) -> Result<()> {

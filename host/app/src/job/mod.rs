@@ -6,6 +6,7 @@
 pub mod checks;
 pub mod curriculum;
 pub mod evals;
+pub mod hand_over;
 pub mod journal;
 pub mod learner;
 pub mod open;
@@ -34,6 +35,7 @@ use shape::Shaping;
 use slime_core::ports::BoxFuture;
 use slime_core::{Group, RolloutRecord, Step, WeightVersion};
 use slime_model::hf;
+use slime_rollout::publish::Handed;
 use slime_rollout::{Collected, Conservation, Taken};
 use slime_trainer::{TrainConfig, TrainMetrics};
 use std::ops::Range;
@@ -85,6 +87,10 @@ pub trait Learn: Send + Sync {
     /// Write the present weights to a directory, and nothing else. Returns the time in which they were read off the
     /// device, which is not writing.
     fn write_weights(&self, dir: &Path, form: &hf::Form) -> Result<Duration>;
+    /// The present weights, for an engine of this process to take over as they are; `None` where none is beside the trainer.
+    fn hand_over(&self) -> Result<Option<Arc<dyn Handed>>> {
+        Ok(None)
+    }
     /// Write the present model as an HF directory.
     fn write_model(&self, dir: &Path) -> Result<()>;
     /// Log-probs of every token but the first, at the run's temperature.

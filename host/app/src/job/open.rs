@@ -1,10 +1,11 @@
 //! A run on real parts: from what was opened to a [`Job`], and from its end to the files it leaves.
 
 use super::evals::Evals;
+use super::hand_over::Beside;
 use super::journal::RunJournal;
 use super::learner::Learner;
 use super::opened::Opened;
-use super::publish::{Publishing, SelfCheck};
+use super::publish::{Publishing, SelfCheck, Versions};
 use super::reload::Hot;
 use super::row::AXIS;
 use super::start::{Held, learner};
@@ -30,7 +31,7 @@ use slime_model::hf;
 use slime_rollout::publish::Transport;
 use slime_rollout::{
     Address, Buffer, Collected, Conservation, Continuous, Fence, Publisher, RolloutError, Sampler,
-    Start, Taken, Teacher, WeightDirs,
+    Start, Taken, Teacher,
 };
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -91,7 +92,7 @@ async fn run_on<O: Machine>(
         console.line(" stopped during the warm-up; nothing is saved yet");
         return Ok(End::Stopped(0));
     };
-    let (learner, start) = learner;
+    let (mut learner, start) = learner;
     if start.0 >= total {
         // Killed after its last checkpoint, or asked for nothing more.
         learner.write_model(&dir.join(run_dir::MODEL))?;
@@ -116,7 +117,14 @@ async fn run_on<O: Machine>(
         frozen: None,
         fence: Some(&held.fence),
     };
-    let serving = opened.serve(whose, &dir.join(run_dir::SERVERS)).await?;
+    let (serving, inlet) = opened
+        .serve_beside(whose, &dir.join(run_dir::SERVERS))
+        .await?;
+    let hands_over = opened.plan.rollout.hands_over;
+    learner.beside = inlet.filter(|_| hands_over).map(|inlet| Beside {
+        inlet,
+        number_bytes: O::NUMBER_BYTES,
+    });
     console.line(&header(&opened, &serving, dir));
     let journal = RunJournal {
         telemetry: Telemetry::open(dir, AXIS, trace, resume.then_some(start.0))
@@ -159,11 +167,6 @@ async fn run_on<O: Machine>(
     }
     drop(job);
     serving.stop().await;
-    if opened.plan.rollout.is_embedded() {
-        // Nobody reads the embedded engine's last versions any more; the checkpoint has the weights.
-        let weights = run_weights(Some(dir));
-        std::fs::remove_dir_all(&weights).map_err(at_path(&weights))?;
-    }
     close(&opened, dir, end, console, trace)?;
     Ok(end)
 }
@@ -254,7 +257,6 @@ fn job<O: Ops>(
         .publish_dir
         .clone()
         .unwrap_or_else(|| run_weights(learner.checkpoints.parent()));
-    let weights = of_epoch(&weights, journal.fence.epoch())?;
     let evaluator = sets.map(|sets| {
         let progress = Arc::new(Watch::new(bar.clone(), "evaluate"));
         Arc::new(Evals { sets, progress }) as Arc<dyn Evaluate>
@@ -275,7 +277,7 @@ fn job<O: Ops>(
         queue: buffer.clone(),
         learner: Box::new(learner),
         publisher: Box::new(Publishing {
-            dirs: WeightDirs::open(&weights).map_err(rollout_failed)?,
+            versions: Versions::under(weights, journal.fence.epoch()),
             publisher: publisher(opened, serving)?,
             form: match plan.rollout.publish_dtype {
                 None => serving.form.clone(),
@@ -359,22 +361,6 @@ fn known_tokens(opened: &Opened) -> Option<Vec<u32>> {
     let text = "The quick brown fox jumps over the lazy dog. One, two, three, four,";
     let tokens = opened.model.text.encode(text).ok()?;
     (tokens.len() > 1).then_some(tokens)
-}
-
-/// Where an epoch's versions lie; those of epochs that are over go.
-fn of_epoch(weights: &Path, epoch: u64) -> Result<PathBuf> {
-    std::fs::create_dir_all(weights).map_err(at_path(weights))?;
-    for entry in std::fs::read_dir(weights).map_err(at_path(weights))? {
-        let path = entry.map_err(at_path(weights))?.path();
-        let number = path
-            .file_name()
-            .and_then(|name| name.to_str()?.strip_prefix("epoch_")?.parse::<u64>().ok());
-        if number.is_some_and(|number| number < epoch) {
-            // Its process may still be writing there, and fails.
-            let _ = std::fs::remove_dir_all(&path);
-        }
-    }
-    Ok(weights.join(format!("epoch_{epoch}")))
 }
 
 fn run_weights(dir: Option<&Path>) -> PathBuf {

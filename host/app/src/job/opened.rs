@@ -6,12 +6,14 @@ use crate::config::sections::Filter;
 use crate::config::{Problem, Resolved};
 use crate::error::{Failure, Result};
 use crate::telemetry::Console;
+use crate::wire::device::Machine;
 use crate::wire::engine::Launching;
 use crate::wire::servers::Places;
 use crate::wire::sources::Made;
 use crate::wire::{Model, Plugins, RunScoring, Serving, Whose, sources, tools};
 use slime_core::SamplingParams;
 use slime_core::ports::{BoxFuture, Policy, PolicyError, SampleRequest, Sampled, Source};
+use slime_engine::Inlet;
 use slime_rollout::SamplerConfig;
 use slime_rollout::collect::{Driver, GroupFilter, PluginFilter, Scoring, ZeroStd};
 use std::collections::BTreeMap;
@@ -148,6 +150,23 @@ impl Opened {
         };
         let (device, rollout) = (self.plan.model.device, &self.plan.rollout);
         Serving::start(device, &self.model, rollout, &self.said, whose, launching).await
+    }
+
+    /// The same beside a trainer, which can hand its tensors to the embedded engine where that samples.
+    ///
+    /// # Errors
+    /// As [`Self::serve`].
+    pub async fn serve_beside<O: Machine>(
+        &self,
+        whose: Whose<'_>,
+        logs: &Path,
+    ) -> Result<(Serving, Option<Inlet<O>>)> {
+        let launching = Launching {
+            places: self.places.as_ref(),
+            logs,
+        };
+        let (device, rollout) = (self.plan.model.device, &self.plan.rollout);
+        Serving::start_beside(device, &self.model, rollout, &self.said, whose, launching).await
     }
 
     /// Who drives rollouts, sampled as `how` says.

@@ -1,21 +1,25 @@
-//! New weights to the pool through a directory that its members read.
+//! New weights to the pool: tensors to the engine of this process, a directory to everybody else.
+//!
+//! No directory is made before somebody has to read it.
 
 use super::{Learn, Publish, seconds, self_check};
-use crate::error::{Failure, Result};
+use crate::error::{Failure, Result, at_path};
 use crate::telemetry::{Console, Row};
 use crate::wire::rollout_failed;
 use slime_core::WeightVersion;
 use slime_core::ports::BoxFuture;
 use slime_model::hf;
 use slime_rollout::pool::PoolStats;
+use slime_rollout::publish::Handed;
 use slime_rollout::{Pool, Publisher, RolloutError, WeightDirs};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Writes weights under one directory and makes the pool read them.
+/// Makes the pool take the trainer's weights.
 pub struct Publishing {
-    /// Where versions lie.
-    pub dirs: WeightDirs,
+    /// Where versions lie that servers read.
+    pub versions: Versions,
     /// Tells the pool.
     pub publisher: Publisher,
     /// How tensors are stored.
@@ -26,6 +30,57 @@ pub struct Publishing {
     pub counted: PoolStats,
     /// What the first publish is followed by; `None` once it was, or where trainer and engine are one.
     pub self_check: Option<SelfCheck>,
+}
+
+/// The directory of a run's versions, made when the first is written.
+pub struct Versions {
+    root: PathBuf,
+    epoch: u64,
+    dirs: Option<WeightDirs>,
+}
+
+impl Versions {
+    /// Those of this epoch of the run, under `root`.
+    pub fn under(root: PathBuf, epoch: u64) -> Self {
+        Self {
+            root,
+            epoch,
+            dirs: None,
+        }
+    }
+
+    /// Those of epochs that are over go.
+    fn dirs(&mut self) -> Result<&WeightDirs> {
+        if self.dirs.is_none() {
+            let dir = of_epoch(&self.root, self.epoch)?;
+            self.dirs = Some(WeightDirs::open(&dir).map_err(rollout_failed)?);
+        }
+        self.dirs
+            .as_ref()
+            .ok_or_else(|| Failure::run("no directory of versions"))
+    }
+}
+
+/// Where an epoch's versions lie; those of epochs that are over go.
+fn of_epoch(weights: &Path, epoch: u64) -> Result<PathBuf> {
+    std::fs::create_dir_all(weights).map_err(at_path(weights))?;
+    for entry in std::fs::read_dir(weights).map_err(at_path(weights))? {
+        let path = entry.map_err(at_path(weights))?.path();
+        let number = path
+            .file_name()
+            .and_then(|name| name.to_str()?.strip_prefix("epoch_")?.parse::<u64>().ok());
+        if number.is_some_and(|number| number < epoch) {
+            // Its process may still be writing there, and fails.
+            let _ = std::fs::remove_dir_all(&path);
+        }
+    }
+    Ok(weights.join(format!("epoch_{epoch}")))
+}
+
+/// A version on its way.
+enum Ready {
+    Directory(PathBuf),
+    Memory(Arc<dyn Handed>),
 }
 
 /// Known tokens for both sides to score.
@@ -58,30 +113,29 @@ impl Publish for Publishing {
         learner: &'a dyn Learn,
         version: WeightVersion,
     ) -> BoxFuture<'a, Result<Row>> {
-        // Written before the future is polled: a future that borrows the learner could not move between threads.
+        // Made ready before the future is polled: a future that borrows the learner could not move between threads.
         let (begin, mut export) = (Instant::now(), Duration::ZERO);
-        let written = tokio::task::block_in_place(|| {
-            self.dirs.write(version, |dir| {
-                export = learner
-                    .write_weights(dir, &self.form)
-                    .map_err(Either::App)?;
-                Ok(())
-            })
+        let ready = tokio::task::block_in_place(|| match learner.hand_over()? {
+            Some(handed) => {
+                export = begin.elapsed();
+                Ok(Ready::Memory(handed))
+            }
+            None => self
+                .write(learner, version, &mut export)
+                .map(Ready::Directory),
         });
         let write = begin.elapsed().saturating_sub(export);
         Box::pin(async move {
-            let dir = written.map_err(|error| match error {
-                Either::Rollout(error) => rollout_failed(error),
-                Either::App(failure) => failure,
-            })?;
-            let report = self
-                .publisher
-                .publish(&dir, version)
-                .await
-                .map_err(rollout_failed)?;
-            self.dirs
-                .prune(&self.publisher.in_use())
-                .map_err(rollout_failed)?;
+            let report = match ready? {
+                Ready::Memory(handed) => self.publisher.publish_handed(handed, version).await,
+                Ready::Directory(dir) => {
+                    let report = self.publisher.publish(&dir, version).await;
+                    let in_use = self.publisher.in_use();
+                    let dirs = self.versions.dirs()?;
+                    report.and_then(|report| dirs.prune(&in_use).map(|_| report))
+                }
+            };
+            let report = report.map_err(rollout_failed)?;
             if let Some(check) = self.self_check.take() {
                 let is_f32 = self.form == hf::Dtype::F32.into();
                 let findings = self_check::run(
@@ -123,6 +177,24 @@ impl Publish for Publishing {
 }
 
 impl Publishing {
+    /// Write a version where servers read it. `export` becomes the time in which it was read off the device.
+    fn write(
+        &mut self,
+        learner: &dyn Learn,
+        version: WeightVersion,
+        export: &mut Duration,
+    ) -> Result<PathBuf> {
+        let form = &self.form;
+        let written = self.versions.dirs()?.write(version, |dir| {
+            *export = learner.write_weights(dir, form).map_err(Either::App)?;
+            Ok(())
+        });
+        written.map_err(|error| match error {
+            Either::Rollout(error) => rollout_failed(error),
+            Either::App(failure) => failure,
+        })
+    }
+
     /// What happened in the pool since the last publish.
     fn load(&mut self, row: &mut Row) {
         let (now, before) = (self.pool.stats(), self.counted);

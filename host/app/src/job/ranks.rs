@@ -149,6 +149,23 @@ impl<O: Ops> Ranks<O> {
         }
     }
 
+    /// The present values of `params`, all of the model's, as tensors in the keeping of `to`. On one rank they never leave the
+    /// device.
+    ///
+    /// # Errors
+    /// A rank failed, or the device is full.
+    pub fn copy_to(&self, to: &O, params: &[ParamSpec]) -> Result<Vec<O::Tensor>> {
+        if let Self::One(trainer) = self {
+            let network = trainer.network();
+            return Ok(to.adopt(&**network.ops(), &network.weights().0)?);
+        }
+        let tensors = params.iter().map(|param| {
+            let values = self.read_param(param)?;
+            Ok(to.tensor(param.rows, param.cols, &values)?)
+        });
+        tensors.collect()
+    }
+
     /// Log-probs of every token but the first.
     ///
     /// # Errors

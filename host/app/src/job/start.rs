@@ -103,6 +103,7 @@ pub async fn learner<O: Machine>(
         checkpoints,
         keep: plan.run.keep_checkpoints,
         fence: held.fence.clone(),
+        beside: None,
     };
     if warmed {
         if plan.train.needs_reference().is_some() && plan.model.reference.is_none() {

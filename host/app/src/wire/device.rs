@@ -28,13 +28,8 @@ impl Computer {
     /// There is no such device, or a library of it is missing; the problem names the cure.
     pub fn open(device: Device) -> Result<Self, Problem> {
         match device {
-            Device::Cpu => Ok(Self::Cpu(Arc::new(Cpu::new()))),
-            Device::Cuda => match Cuda::open(Self::FIRST_GPU) {
-                Ok(cuda) => Ok(Self::Cuda(Arc::new(cuda))),
-                Err(e) => Err(Problem::new(format!("no GPU can be used: {e}")).help(
-                    "`slime-host doctor` lists what is missing; without a GPU leave `device` out",
-                )),
-            },
+            Device::Cpu => Cpu::own().map(Self::Cpu),
+            Device::Cuda => Cuda::own().map(Self::Cuda),
         }
     }
 }
@@ -43,6 +38,14 @@ impl Computer {
 pub trait Machine: Ops + Sized {
     /// May ranks be processes?
     const PROCESSES: bool;
+    /// Bytes of one number of a tensor.
+    const NUMBER_BYTES: u64;
+
+    /// Open the first one, with memory and a stream of its own.
+    ///
+    /// # Errors
+    /// As [`Computer::open`].
+    fn own() -> Result<Arc<Self>, Problem>;
 
     /// What makes each rank's device and its groups, the ranks being threads of this process. The first one is given.
     ///
@@ -53,6 +56,11 @@ pub trait Machine: Ops + Sized {
 
 impl Machine for Cpu<f32> {
     const PROCESSES: bool = true;
+    const NUMBER_BYTES: u64 = 4;
+
+    fn own() -> Result<Arc<Self>, Problem> {
+        Ok(Arc::new(Self::new()))
+    }
 
     /// All ranks share the cores.
     fn launch(self: &Arc<Self>, training: &Training) -> slime_trainer::Result<Launch<Self>> {
@@ -63,6 +71,15 @@ impl Machine for Cpu<f32> {
 
 impl Machine for Cuda {
     const PROCESSES: bool = false;
+    const NUMBER_BYTES: u64 = 2;
+
+    fn own() -> Result<Arc<Self>, Problem> {
+        let opened = Self::open(Computer::FIRST_GPU);
+        opened.map(Arc::new).map_err(|e| {
+            Problem::new(format!("no GPU can be used: {e}"))
+                .help("`slime-host doctor` lists what is missing; without a GPU leave `device` out")
+        })
+    }
 
     /// A GPU a rank, numbers meeting by NCCL.
     fn launch(self: &Arc<Self>, training: &Training) -> slime_trainer::Result<Launch<Self>> {

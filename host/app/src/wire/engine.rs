@@ -1,7 +1,7 @@
 //! Who samples: the embedded engine on a loopback port, servers of our own, or servers given by address. All are
 //! reached over HTTP.
 
-use super::device::{Computer, Scale, bytes_of_number, on_device, published};
+use super::device::{Computer, Machine, Scale, bytes_of_number, on_device, published};
 use super::model::{Model, model_failed};
 use super::servers::Places;
 use super::{refused, rollout_failed, servers};
@@ -10,7 +10,7 @@ use crate::config::{Device, Problem, Resolved};
 use crate::error::{Failure, Result};
 use slime_core::WeightVersion;
 use slime_core::ports::TextCodec;
-use slime_engine::{Engine, EngineConfig, EngineHandle, ServerHandle, serve};
+use slime_engine::{Engine, EngineConfig, EngineHandle, Inlet, ServerHandle, serve};
 use slime_kernels::Ops;
 use slime_model::{Network, hf};
 use slime_rollout::pool::launch::Fleet;
@@ -58,6 +58,12 @@ pub struct Whose<'a> {
     pub fence: Option<&'a Fence>,
 }
 
+impl Whose<'_> {
+    fn trust(&self) -> Trust {
+        self.frozen.map_or(Trust::Proven, Trust::Frozen)
+    }
+}
+
 impl Serving {
     /// Start the embedded engine on `device`, or launch and reach the servers of the plan.
     ///
@@ -71,14 +77,43 @@ impl Serving {
         whose: Whose<'_>,
         launching: Launching<'_>,
     ) -> Result<Self> {
-        let limit = plan.max_context_len.map_or(model.spec.max_positions, |n| {
-            (n as usize).min(model.spec.max_positions)
-        });
-        let trust = whose.frozen.map_or(Trust::Proven, Trust::Frozen);
         if !plan.is_embedded() {
-            return Self::beside(model, plan, said, whose, limit, launching).await;
+            return Self::beside(model, plan, said, whose, launching).await;
         }
-        let engine = embedded(device, model, plan, limit)?;
+        on_device!(Computer::open(device)?, ops => {
+            Ok(Self::embedded(device, ops, model, plan, whose).await?.0)
+        })
+    }
+
+    /// The same beside a trainer on the device `O`. It can hand its tensors to the embedded engine, where that samples.
+    ///
+    /// # Errors
+    /// As [`Self::start`].
+    pub async fn start_beside<O: Machine>(
+        device: Device,
+        model: &Model,
+        plan: &RolloutPlan,
+        said: &Resolved,
+        whose: Whose<'_>,
+        launching: Launching<'_>,
+    ) -> Result<(Self, Option<Inlet<O>>)> {
+        if !plan.is_embedded() {
+            let serving = Self::beside(model, plan, said, whose, launching).await?;
+            return Ok((serving, None));
+        }
+        let (serving, inlet) = Self::embedded(device, O::own()?, model, plan, whose).await?;
+        Ok((serving, Some(inlet)))
+    }
+
+    /// The engine of this process.
+    async fn embedded<O: Ops>(
+        device: Device,
+        ops: Arc<O>,
+        model: &Model,
+        plan: &RolloutPlan,
+        whose: Whose<'_>,
+    ) -> Result<(Self, Inlet<O>)> {
+        let (engine, inlet) = embedded(device, ops, model, plan)?;
         let context = engine.context_length();
         let server = serve(engine.clone(), SocketAddr::from(([127, 0, 0, 1], 0)))
             .await
@@ -87,7 +122,7 @@ impl Serving {
             concurrency: plan.concurrency,
             routing: Routing::default(),
             routed_experts: plan.routed_experts,
-            trust,
+            trust: whose.trust(),
             fence: whose.fence.cloned(),
             ..PoolConfig::new(model.text.vocab_size(), context)
         };
@@ -96,14 +131,15 @@ impl Serving {
         pool.wait_until_up(ANSWER_TIMEOUT)
             .await
             .map_err(rollout_failed)?;
-        Ok(Self {
+        let serving = Self {
             pool: Arc::new(pool),
             context_tokens: context as u32,
             name: format!("embedded, {}", server.url()),
             form: published(device).into(),
             embedded: Some((engine, server)),
             fleet: None,
-        })
+        };
+        Ok((serving, inlet))
     }
 
     /// Servers of other processes.
@@ -112,11 +148,9 @@ impl Serving {
         plan: &RolloutPlan,
         said: &Resolved,
         whose: Whose<'_>,
-        limit: usize,
         launching: Launching<'_>,
     ) -> Result<Self> {
-        let Launching { places, logs } = launching;
-        let trust = whose.frozen.map_or(Trust::Proven, Trust::Frozen);
+        let (Launching { places, logs }, limit) = (launching, context_limit(model, plan));
         let attached = servers::attached(&plan.servers, said)?;
         let mut seats: Vec<Seat> = attached.into_iter().map(Seat::from).collect();
         let fleet = match (&plan.launch, places) {
@@ -135,7 +169,7 @@ impl Serving {
             stream: plan.stream,
             routed_experts: plan.routed_experts,
             router: servers::router(plan.router.as_deref(), said)?,
-            trust,
+            trust: whose.trust(),
             ..PoolConfig::new(model.text.vocab_size(), limit)
         };
         let pool = Pool::new(seats.clone(), config.clone()).map_err(rollout_failed)?;
@@ -187,12 +221,20 @@ impl Serving {
     }
 }
 
-fn embedded(
+/// Prompt and response together, at most.
+fn context_limit(model: &Model, plan: &RolloutPlan) -> usize {
+    let positions = model.spec.max_positions;
+    plan.max_context_len
+        .map_or(positions, |n| (n as usize).min(positions))
+}
+
+fn embedded<O: Ops>(
     device: Device,
+    ops: Arc<O>,
     model: &Model,
     plan: &RolloutPlan,
-    context: usize,
-) -> Result<EngineHandle> {
+) -> Result<(EngineHandle, Inlet<O>)> {
+    let context = context_limit(model, plan);
     let running = plan.concurrency.min(256);
     let wanted = running * context.min(plan.sampling.max_response_len as usize + 256);
     let scale = Scale::of(device);
@@ -205,7 +247,7 @@ fn embedded(
         served_model_name: model.name(),
         ..EngineConfig::default()
     };
-    on_device!(Computer::open(device)?, ops => start(model, ops, config))
+    start_with_inlet(model, ops, config)
 }
 
 /// Keys and values of one token; engines' blocks are of 16 tokens.
@@ -218,10 +260,18 @@ fn numbers_in_cache(model: &Model) -> usize {
 /// # Errors
 /// The model does not fit the device, or the engine's configuration cannot work.
 pub fn start<O: Ops>(model: &Model, ops: Arc<O>, config: EngineConfig) -> Result<EngineHandle> {
+    Ok(start_with_inlet(model, ops, config)?.0)
+}
+
+fn start_with_inlet<O: Ops>(
+    model: &Model,
+    ops: Arc<O>,
+    config: EngineConfig,
+) -> Result<(EngineHandle, Inlet<O>)> {
     let weights = model.load(&*ops).map_err(model_failed)?;
     let network =
         Network::new(ops, model.spec.clone(), weights).map_err(|e| Failure::run(e.to_string()))?;
-    Engine::start(network, model.text.clone(), config).map_err(engine_failed)
+    Engine::start_with_inlet(network, model.text.clone(), config).map_err(engine_failed)
 }
 
 /// An engine's error; a port in use carries its own cure.

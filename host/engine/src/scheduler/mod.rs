@@ -9,14 +9,13 @@ mod sequence;
 mod step;
 
 use crate::blocks::Blocks;
-use crate::forward::Forward;
+use crate::forward::{Forward, Source};
 use crate::metrics::{Gauges, Metrics};
 use crate::request::{Finish, Request};
 use crate::{Error, Result};
 use sequence::Sequence;
 use slime_core::ports::TextCodec;
 use std::collections::VecDeque;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, TryRecvError};
 use tokio::sync::oneshot;
@@ -32,9 +31,9 @@ pub enum PauseMode {
     InPlace,
 }
 
-/// New weights from a directory.
+/// New weights.
 pub(crate) struct Update {
-    pub(crate) dir: PathBuf,
+    pub(crate) source: Source,
     /// The label of what is sampled from now on; `None` keeps it.
     pub(crate) version: Option<String>,
     /// Recompute the keys and values of requests that are under way.
@@ -221,9 +220,9 @@ impl<F: Forward> Scheduler<F> {
         }
     }
 
-    /// Read and check first: whatever is wrong with the files, the old weights are still whole.
+    /// Read and check first: whatever is wrong with them, the old weights are still whole.
     fn update(&mut self, update: Update) -> Result<usize> {
-        let weights = self.model.read_weights(&update.dir)?;
+        let weights = self.model.read_weights(update.source)?;
         if update.abort_all {
             self.abort(|_| true);
         }

@@ -82,7 +82,10 @@ impl Forward for Hashing {
     fn logits(&self, hidden: &Vec<u64>, range: Range<usize>) -> Result<Vec<f32>> {
         Ok(hidden[range].iter().flat_map(|&h| logits_of(h)).collect())
     }
-    fn read_weights(&self, dir: &Path) -> Result<u64> {
+    fn read_weights(&self, source: Source) -> Result<u64> {
+        let Source::Directory(dir) = source else {
+            return Err(Error::Weights("no directory".into()));
+        };
         let name = dir.file_name().and_then(|n| n.to_str()).unwrap_or_default();
         name.parse()
             .map_err(|_| Error::Weights(format!("{} is no number", dir.display())))

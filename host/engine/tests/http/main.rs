@@ -4,6 +4,7 @@
 
 mod control;
 mod generate;
+mod handed;
 mod openai;
 mod refusals;
 mod stream;

@@ -2,7 +2,7 @@
 
 use futures::StreamExt;
 use serde_json::{Value, json};
-use slime_engine::{Engine, EngineConfig, EngineHandle, ServerHandle, serve};
+use slime_engine::{Engine, EngineConfig, EngineHandle, Inlet, ServerHandle, serve};
 use slime_kernels::{Cpu, Ops, Sequences};
 use slime_model::text::Text;
 use slime_model::{ModelSpec, Network, families, init, params};
@@ -49,18 +49,27 @@ pub(crate) struct Server {
 }
 
 pub(crate) async fn start_with(network: Net, config: EngineConfig) -> Server {
-    let engine = Engine::start(network, Arc::new(Text::bytes().unwrap()), config).unwrap();
+    start_with_inlet(network, config).await.0
+}
+
+pub(crate) async fn start_with_inlet(
+    network: Net,
+    config: EngineConfig,
+) -> (Server, Inlet<Cpu<f32>>) {
+    let text = Arc::new(Text::bytes().unwrap());
+    let (engine, inlet) = Engine::start_with_inlet(network, text, config).unwrap();
     let server = serve(engine.clone(), "127.0.0.1:0".parse().unwrap())
         .await
         .unwrap();
     // Loopback must not go through a system's proxy.
     let client = reqwest::Client::builder().no_proxy().build().unwrap();
-    Server {
+    let server = Server {
         url: server.url(),
         engine,
         client,
         _server: server,
-    }
+    };
+    (server, inlet)
 }
 
 pub(crate) async fn start() -> Server {

@@ -9,7 +9,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// The weights of `network(seed)` as a directory.
-fn published(root: &Path, seed: u64) -> PathBuf {
+pub(crate) fn published(root: &Path, seed: u64) -> PathBuf {
     let dir = root.join(format!("weights-{seed}"));
     let spec = spec();
     save_weights::<Error>(&dir, &spec, Dtype::F32, DEFAULT_SHARD_BYTES, |p| {
@@ -27,7 +27,7 @@ fn file(dir: &Path) -> PathBuf {
         .unwrap()
 }
 
-async fn update(server: &Server, dir: &Path, more: Value) -> Answer {
+pub(crate) async fn update(server: &Server, dir: &Path, more: Value) -> Answer {
     let mut body = json!({"model_path": dir});
     for (key, value) in more.as_object().unwrap() {
         body[key] = value.clone();
@@ -35,7 +35,7 @@ async fn update(server: &Server, dir: &Path, more: Value) -> Answer {
     server.post("/update_weights_from_disk", body).await
 }
 
-async fn checksum(server: &Server) -> Value {
+pub(crate) async fn checksum(server: &Server) -> Value {
     let a = server
         .post("/weights_checker", json!({"action": "checksum"}))
         .await

@@ -29,7 +29,7 @@ pub use seat::{Part, Seat};
 pub use server::{CallError, Server};
 
 use crate::fence::{self, Fence};
-use crate::publish::{Bucket, Proof, Round};
+use crate::publish::{Bucket, Place, Proof, Round};
 use crate::{RolloutError, lock};
 pub(crate) use member::Member;
 use reqwest::header::{HeaderMap, HeaderValue};
@@ -38,7 +38,6 @@ use router::Router;
 use slime_core::WeightVersion;
 use slime_core::ports::{BoxFuture, Keep, Policy, PolicyError, SampleRequest, Sampled};
 use std::collections::HashMap;
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -129,10 +128,10 @@ impl PoolConfig {
 }
 
 /// What was published last: where the weights lie, and what proves them.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) struct Published {
     pub(crate) version: WeightVersion,
-    pub(crate) dir: PathBuf,
+    pub(crate) place: Place,
     pub(crate) mode: PauseMode,
     pub(crate) update_deadline: Duration,
     /// The weights' checksum, once members have agreed on one.

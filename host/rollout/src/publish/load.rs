@@ -1,8 +1,9 @@
-//! How a version's bytes reach one server: a directory it reads, shared memory it is told the name of, or a broadcast it
-//! takes part in (`broadcast`). A delta ends in a directory too (`local.rs`).
+//! How a version's bytes reach one server: a directory it reads, shared memory it is told the name of, a broadcast it
+//! takes part in (`broadcast`), or tensors of this process (`handed.rs`). A delta ends in a directory too (`local.rs`).
 
 use super::broadcast::Ticket;
 use super::bucket::Bucket;
+use super::handed::Place;
 use crate::pool::endpoint::server_info::server_info;
 use crate::pool::endpoint::update_weights_from_disk::update_weights_from_disk;
 use crate::pool::endpoint::update_weights_from_tensor::update_weights_from_tensor;
@@ -48,9 +49,12 @@ pub(super) async fn load(
     {
         return Ok(());
     }
-    update_weights_from_disk(server, &published.dir, label, deadline)
-        .await
-        .map_err(|e| format!("update: {e}"))
+    match &published.place {
+        Place::Directory(dir) => update_weights_from_disk(server, dir, label, deadline)
+            .await
+            .map_err(|e| format!("update: {e}")),
+        Place::Memory(handed) => handed.install(label).await,
+    }
 }
 
 async fn from_shared_memory(

@@ -1,7 +1,7 @@
 //! New weights reach the pool: pause, update, prove, continue, on all members at once.
 //!
 //! It refuses to know what the weights mean. Read `dirs.rs` for how long a directory lives, `check.rs` for what
-//! is looked at before a server is told to load it, `load.rs`, `local.rs` and `broadcast` for the ways there, `proof.rs` for what is looked at
+//! is looked at before a server is told to load it, `load.rs`, `local.rs`, `broadcast` and `handed.rs` for the ways there, `proof.rs` for what is looked at
 //! afterwards.
 
 mod broadcast;
@@ -9,6 +9,7 @@ mod bucket;
 mod check;
 mod delta;
 mod dirs;
+mod handed;
 mod load;
 mod local;
 mod pickle;
@@ -22,6 +23,8 @@ pub(crate) use bucket::Bucket;
 pub use check::Manifest;
 pub use delta::{DeltaSize, apply, encode};
 pub use dirs::WeightDirs;
+pub(crate) use handed::Place;
+pub use handed::{Handed, Known};
 pub use load::Transport;
 pub(crate) use proof::Proof;
 
@@ -63,6 +66,16 @@ pub struct Report {
 struct Staged {
     dir: PathBuf,
     buckets: Option<Arc<Vec<Bucket>>>,
+    moved_bytes: u64,
+}
+
+/// A version that lies ready.
+struct Offer {
+    place: Place,
+    proof: Proof,
+    buckets: Option<Arc<Vec<Bucket>>>,
+    round: Option<Arc<Round>>,
+    num_bytes: u64,
     moved_bytes: u64,
 }
 
@@ -162,22 +175,72 @@ impl Publisher {
             first.expect_same(&manifest, dir)?;
         }
         let begin = Instant::now();
-        let inner = &self.pool.inner;
         let staged = self.stage(dir, &manifest, version).await?;
+        let offer = Offer {
+            place: Place::Directory(staged.dir),
+            proof: Proof::of(&manifest)?,
+            buckets: staged.buckets,
+            round: self.round(&manifest)?,
+            num_bytes: manifest.num_bytes(),
+            moved_bytes: staged.moved_bytes,
+        };
+        let report = self.spread(offer, version, begin).await?;
+        lock(&self.manifest).get_or_insert(manifest);
+        Ok(report)
+    }
+
+    /// Give the pool's one member, an engine of this process, the weights that are `handed` as `version`.
+    ///
+    /// # Errors
+    /// The pool has other members, or the engine does not serve them.
+    #[tracing::instrument(name = "publish", skip_all, fields(%version))]
+    pub async fn publish_handed(
+        &self,
+        handed: Arc<dyn Handed>,
+        version: WeightVersion,
+    ) -> Result<Report, RolloutError> {
+        let _one = self.one_at_a_time.lock().await;
+        self.pool.inner.check_fence()?;
+        if self.pool.inner.members.len() != 1 {
+            return Err(RolloutError::Publish {
+                version,
+                reason: "tensors of this process reach its own engine only; write a directory"
+                    .into(),
+            });
+        }
+        let offer = Offer {
+            proof: Proof::known(handed.known()),
+            num_bytes: handed.num_bytes(),
+            moved_bytes: handed.num_bytes(),
+            place: Place::Memory(handed),
+            buckets: None,
+            round: None,
+        };
+        self.spread(offer, version, Instant::now()).await
+    }
+
+    /// Tell every member of what lies ready, and say who serves it.
+    async fn spread(
+        &self,
+        offer: Offer,
+        version: WeightVersion,
+        begin: Instant,
+    ) -> Result<Report, RolloutError> {
+        let inner = &self.pool.inner;
         let mut published = Published {
             version,
-            dir: staged.dir,
+            place: offer.place,
             mode: self.mode,
             update_deadline: self.update_deadline,
             checksum: None,
-            proof: Arc::new(Proof::of(&manifest)?),
+            proof: Arc::new(offer.proof),
             buckets: None,
             round: None,
         };
         // A member that comes back later reads the directory: shared memory is given back at once, and a broadcast is over.
         *lock(&inner.published) = Some(published.clone());
-        published.buckets = staged.buckets;
-        published.round = self.round(&manifest)?;
+        published.buckets = offer.buckets;
+        published.round = offer.round;
         let staged_in = begin.elapsed();
         let updates = (0..inner.members.len()).map(|i| update_member(inner, i, &published));
         let leading = async {
@@ -197,8 +260,8 @@ impl Publisher {
             failed: Vec::new(),
             wall,
             staged: staged_in,
-            num_bytes: manifest.num_bytes(),
-            moved_bytes: staged.moved_bytes,
+            num_bytes: offer.num_bytes,
+            moved_bytes: offer.moved_bytes,
             compared,
         };
         for member in &inner.members {
@@ -223,7 +286,6 @@ impl Publisher {
                 .join("; ");
             return Err(RolloutError::Publish { version, reason });
         }
-        lock(&self.manifest).get_or_insert(manifest);
         Ok(report)
     }
 

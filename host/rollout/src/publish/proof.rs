@@ -5,6 +5,7 @@
 //! rounded to the server's own type, and in no other way changed.
 
 use super::check::{Manifest, Tensor};
+use super::handed::Known;
 use crate::RolloutError;
 use crate::pool::Server;
 use crate::pool::endpoint::get_weights_by_name::get_weights_by_name;
@@ -65,6 +66,14 @@ impl Proof {
         Ok(Self {
             tensors: tensors.collect::<Result<_, RolloutError>>()?,
         })
+    }
+
+    /// Values that somebody else read.
+    pub(super) fn known(values: &[Known]) -> Self {
+        let tensors = values.iter().cloned();
+        Self {
+            tensors: tensors.map(|k| (k.name, k.rows, k.values)).collect(),
+        }
     }
 
     /// Ask `server` for the same values. `Ok` where all that it answers are the published ones.

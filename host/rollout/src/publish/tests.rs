@@ -1,3 +1,5 @@
+mod handed;
+
 use super::*;
 use crate::pool::{Address, PoolConfig};
 use serde_json::{Value, json};
