@@ -9,6 +9,7 @@ use crate::Result;
 use crate::algo::value;
 use crate::config::TrainConfig;
 use crate::data::{Batch, MicroBatch};
+use crate::metrics::TrainMetrics;
 use crate::optim::{Optimizer, Progress};
 use slime_kernels::Ops;
 use slime_model::layers::{Gradients, Recompute, Weights};
@@ -58,10 +59,7 @@ impl<O: Ops> Critic<O> {
     /// The device has no room.
     pub fn new(policy: &Network<O>, config: &TrainConfig) -> Result<Self> {
         let ops = policy.ops().clone();
-        let spec = Arc::new(ModelSpec {
-            tied: true,
-            ..(**policy.spec()).clone()
-        });
+        let spec = Arc::new(spec_of(policy.spec()));
         let body = policy
             .params()
             .iter()
@@ -75,27 +73,15 @@ impl<O: Ops> Critic<O> {
             })
             .collect::<Result<Vec<_>>>()?;
         let hidden = spec.hidden;
-        let head = Weights(vec![
-            ops.tensor_f64(1, hidden, &vec![0.0; hidden])?,
-            ops.tensor_f64(1, 1, &[0.0])?,
-        ]);
-        let config = &TrainConfig {
-            lr: config.critic_lr.unwrap_or(config.lr),
-            lr_warmup_iters: config
-                .critic_lr_warmup_iters
-                .unwrap_or(config.lr_warmup_iters),
-            ..config.clone()
-        };
+        let head = fresh_head(&*ops, hidden)?;
+        let config = &config_of(config);
         let network = Network::new(ops.clone(), spec, weights)?;
         Ok(Self {
             optimizer: Optimizer::new(&*ops, network.weights(), config)?,
             grads: Gradients::zeros(&*ops, network.weights())?,
             head_optimizer: Optimizer::new(&*ops, &head, config)?,
             head_grads: Gradients::zeros(&*ops, &head)?,
-            head_params: [
-                head_param("value_head.weight", hidden, true),
-                head_param("value_head.bias", 1, false),
-            ],
+            head_params: head_params(hidden),
             network,
             head,
             num_rollouts: 0,
@@ -248,6 +234,15 @@ impl<O: Ops> Critic<O> {
     }
 }
 
+/// What a step's metrics say of it.
+pub(crate) fn tell(metrics: &mut TrainMetrics, report: &CriticReport, batch: &Batch<'_>) {
+    metrics.value_loss = Some(report.loss);
+    metrics.value_clipfrac = Some(report.clipfrac);
+    metrics.value_explained = explained(&batch.columns.value, &batch.columns.returns);
+    metrics.critic_grad_norm = report.grad_norm;
+    metrics.critic_lr = Some(report.lr);
+}
+
 /// The share of the returns' variance that the values explain: 1 for a perfect critic, 0 for a constant one.
 pub fn explained(values: &[f64], returns: &[f64]) -> Option<f64> {
     let variance = |x: &mut dyn Iterator<Item = f64>| {
@@ -258,6 +253,40 @@ pub fn explained(values: &[f64], returns: &[f64]) -> Option<f64> {
     let of_returns = variance(&mut returns.iter().copied());
     let of_errors = variance(&mut returns.iter().zip(values).map(|(r, v)| r - v));
     (of_returns > 0.0).then(|| 1.0 - of_errors / of_returns)
+}
+
+/// The critic of a policy: its model, without the head.
+pub(crate) fn spec_of(policy: &ModelSpec) -> ModelSpec {
+    ModelSpec {
+        tied: true,
+        ..policy.clone()
+    }
+}
+
+/// How it is trained.
+pub(crate) fn config_of(config: &TrainConfig) -> TrainConfig {
+    let warmup = config.critic_lr_warmup_iters;
+    TrainConfig {
+        lr: config.critic_lr.unwrap_or(config.lr),
+        lr_warmup_iters: warmup.unwrap_or(config.lr_warmup_iters),
+        ..config.clone()
+    }
+}
+
+/// A value head that says 0 of everything.
+pub(crate) fn fresh_head<O: Ops>(ops: &O, hidden: usize) -> Result<Weights<O>> {
+    Ok(Weights(vec![
+        ops.tensor_f64(1, hidden, &vec![0.0; hidden])?,
+        ops.tensor_f64(1, 1, &[0.0])?,
+    ]))
+}
+
+/// Its parameters.
+pub(crate) fn head_params(hidden: usize) -> [ParamSpec; 2] {
+    [
+        head_param("value_head.weight", hidden, true),
+        head_param("value_head.bias", 1, false),
+    ]
 }
 
 fn head_param(name: &str, cols: usize, decay: bool) -> ParamSpec {

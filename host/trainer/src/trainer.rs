@@ -13,7 +13,7 @@ use crate::critic::{self, Critic};
 use crate::data::rollouts::{Limits, check_tokens, rollouts};
 use crate::data::{Batch, MicroBatch, routes, split_steps};
 use crate::metrics::TrainMetrics;
-use crate::optim::Optimizer;
+use crate::optim::{self, Optimizer};
 use crate::passes::{check_rollout_logprobs, head};
 use crate::step::{Evaluation, Scores, metrics, micro_step};
 use crate::{Error, Result, advantages};
@@ -264,17 +264,12 @@ impl<O: Ops> Trainer<O> {
                     old_is_engine: self.config.use_rollout_logprobs,
                 };
                 let mut metrics = if warms_up {
-                    self.without_policy(batch)
+                    without_policy(batch, self.optimizer.lr(), &self.optimizer.progress)
                 } else {
                     self.step(evaluation, packed, at)?
                 };
                 if let Some(report) = criticised {
-                    let (values, returns) = (&batch.columns.value, &batch.columns.returns);
-                    metrics.value_loss = Some(report.loss);
-                    metrics.value_clipfrac = Some(report.clipfrac);
-                    metrics.value_explained = critic::explained(values, returns);
-                    metrics.critic_grad_norm = report.grad_norm;
-                    metrics.critic_lr = Some(report.lr);
+                    critic::tell(&mut metrics, &report, batch);
                 }
                 Ok(metrics)
             })
@@ -385,21 +380,6 @@ impl<O: Ops> Trainer<O> {
             .transpose()
     }
 
-    /// The metrics of a step in which the policy stays as it is.
-    fn without_policy(&self, batch: &Batch<'_>) -> TrainMetrics {
-        TrainMetrics {
-            loss: f64::NAN,
-            entropy: f64::NAN,
-            lr: self.optimizer.lr(),
-            tokens: batch.num_tokens(),
-            trained_tokens: batch.num_trained(),
-            rollouts: batch.num_rollouts,
-            masked_rollouts: batch.num_masked_rollouts,
-            num_updates: self.optimizer.progress.num_updates,
-            ..TrainMetrics::default()
-        }
-    }
-
     fn step(
         &mut self,
         evaluation: Evaluation<'_>,
@@ -466,6 +446,25 @@ impl<O: Ops> Trainer<O> {
                 tokens,
             });
         }
+    }
+}
+
+/// The metrics of a step in which the policy stays as it is.
+pub(crate) fn without_policy(
+    batch: &Batch<'_>,
+    lr: f64,
+    progress: &optim::Progress,
+) -> TrainMetrics {
+    TrainMetrics {
+        loss: f64::NAN,
+        entropy: f64::NAN,
+        lr,
+        tokens: batch.num_tokens(),
+        trained_tokens: batch.num_trained(),
+        rollouts: batch.num_rollouts,
+        masked_rollouts: batch.num_masked_rollouts,
+        num_updates: progress.num_updates,
+        ..TrainMetrics::default()
     }
 }
 

@@ -1,7 +1,8 @@
 //! The critic's part of a checkpoint: two sets of parameters, its network's and its value head's.
 
+use super::pieces::Library;
 use super::tensors::{self, Data, Reader};
-use super::{MASTER, MOMENTS, prefix, read_float, read_weight};
+use super::{CRITIC, MASTER, MOMENTS, prefix, read_float, read_weight};
 use crate::Result;
 use crate::critic::Critic;
 use crate::optim::Optimizer;
@@ -12,7 +13,7 @@ use slime_model::layers::Weights;
 use std::path::Path;
 
 /// Weights and optimizer states, network first.
-const FILES: [(&str, &str); 2] = [
+pub(super) const FILES: [(&str, &str); 2] = [
     ("critic.safetensors", "critic_optimizer.safetensors"),
     (
         "critic_head.safetensors",
@@ -39,6 +40,16 @@ impl<O: Ops> Critic<O> {
             )?;
         }
         Ok(())
+    }
+
+    /// The same from what several ranks have written.
+    pub(super) fn take(&mut self, library: &mut Library) -> Result<()> {
+        let ops = self.network.ops().clone();
+        let params = self.network.params().clone();
+        let weights = self.network.weights_mut();
+        library.take_set(&*ops, CRITIC, &params, weights, &mut self.optimizer)?;
+        let (params, weights) = (&self.head_params, &mut self.head);
+        library.take_set(&*ops, CRITIC, params, weights, &mut self.head_optimizer)
     }
 
     pub(super) fn load(&mut self, dir: &Path) -> Result<()> {

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! Several ranks write `rank_<n>.safetensors` each instead, and the index says which file has which piece of a tensor
-//! ([`pieces`]); any number of ranks loads either.
+//! ([`pieces`]); any number of ranks loads either. There a critic's names begin with `critic/`.
 //!
 //! A directory is written under a hidden name, synced and renamed: a crash or a full disk leaves the checkpoint that
 //! was there. Read [`tensors`] for the format.
@@ -88,11 +88,38 @@ impl Index {
         Ok(index)
     }
 
+    /// Refuse a checkpoint with a critic for an algorithm without, and the reverse.
+    pub(crate) fn check_critic(&self, dir: &Path, has_critic: bool) -> Result<()> {
+        let detail = match (has_critic, self.critic.is_some()) {
+            (true, false) => {
+                "holds no critic, and the algorithm has one: resume with the estimator it was made with"
+            }
+            (false, true) => {
+                "holds a critic, and the algorithm has none: resume with advantage_estimator = ppo"
+            }
+            _ => return Ok(()),
+        };
+        Err(Error::Checkpoint {
+            path: dir.join(INDEX),
+            detail: detail.into(),
+        })
+    }
+
     pub(crate) fn to_text(&self) -> String {
         let text = serde_json::to_string_pretty(self).expect("an index is plain data");
         format!("{text}\n")
     }
 }
+
+/// Where a trainer's optimizers stand.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Counters {
+    pub(crate) optimizer: Progress,
+    pub(crate) critic: Option<CriticProgress>,
+}
+
+/// In a table of pieces, names of a critic's tensors begin with it.
+pub(crate) const CRITIC: &str = "critic/";
 
 /// Moments and master weights: name prefix, and how to reach them.
 pub(crate) const MOMENTS: [&str; 2] = ["opt/m/", "opt/v/"];
@@ -149,20 +176,7 @@ impl<O: Ops> Trainer<O> {
     pub fn load(&mut self, dir: &Path) -> Result<Step> {
         let params = self.network.params().clone();
         let index = Index::read(dir, self.network.spec(), &params)?;
-        if self.critic.is_some() != index.critic.is_some() {
-            let detail = match self.critic {
-                Some(_) => {
-                    "holds no critic, and the algorithm has one: resume with the estimator it was made with"
-                }
-                None => {
-                    "holds a critic, and the algorithm has none: resume with advantage_estimator = ppo"
-                }
-            };
-            return Err(Error::Checkpoint {
-                path: dir.join(INDEX),
-                detail: detail.into(),
-            });
-        }
+        index.check_critic(dir, self.critic.is_some())?;
         if index.tensors.is_some() {
             return self.load_pieces(dir, index);
         }
@@ -196,18 +210,12 @@ impl<O: Ops> Trainer<O> {
     /// The same from what several ranks have written.
     fn load_pieces(&mut self, dir: &Path, index: Index) -> Result<Step> {
         let (ops, params) = (self.ops.clone(), self.network.params().clone());
-        let wide = Precision::of_weights(&*ops)? == Precision::Double;
-        let wide_float = Precision::of_accumulators(&*ops)? == Precision::Double;
         let mut library = Library::open(dir, index.tensors)?;
-        for (i, param) in params.iter().enumerate() {
-            self.network.weights_mut().0[i] = match library.param(param, "", wide)? {
-                Data::F32(data) => ops.tensor(param.rows, param.cols, &data)?,
-                Data::F64(data) => ops.tensor_f64(param.rows, param.cols, &data)?,
-            };
-            let weight = &self.network.weights().0[i];
-            self.optimizer.restore(&*ops, i, weight, |state| {
-                library.param(param, prefix(state), wide_float)
-            })?;
+        let weights = self.network.weights_mut();
+        library.take_set(&*ops, "", &params, weights, &mut self.optimizer)?;
+        if let (Some(critic), Some(progress)) = (&mut self.critic, index.critic) {
+            critic.take(&mut library)?;
+            critic.set_progress(progress);
         }
         self.optimizer.progress = index.optimizer;
         Ok(index.step)
@@ -223,7 +231,7 @@ fn prefix(state: State) -> &'static str {
     }
 }
 
-fn read_weight<O: Ops>(ops: &O, weight: &O::Tensor, wide: bool) -> Result<Data> {
+pub(crate) fn read_weight<O: Ops>(ops: &O, weight: &O::Tensor, wide: bool) -> Result<Data> {
     Ok(if wide {
         Data::F64(ops.read_f64(weight)?)
     } else {
@@ -231,7 +239,7 @@ fn read_weight<O: Ops>(ops: &O, weight: &O::Tensor, wide: bool) -> Result<Data> 
     })
 }
 
-fn read_float<O: Ops>(ops: &O, float: &O::Float, wide: bool) -> Result<Data> {
+pub(crate) fn read_float<O: Ops>(ops: &O, float: &O::Float, wide: bool) -> Result<Data> {
     Ok(if wide {
         Data::F64(ops.read_float_f64(float)?)
     } else {

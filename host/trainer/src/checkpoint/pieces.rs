@@ -4,11 +4,16 @@
 //! from whatever pieces overlap it, so no layout knows of another. A checkpoint of one rank is the case of one piece a
 //! tensor. Read [`super`] for the directory.
 
+use super::critic::FILES;
 use super::tensors::{Data, Raw, dtype};
-use super::{MODEL, OPTIMIZER};
+use super::{CRITIC, MODEL, OPTIMIZER, prefix};
+use crate::optim::Optimizer;
+use crate::optim::precision::Precision;
 use crate::{Error, Result};
 use serde::{Deserialize, Serialize};
+use slime_kernels::Ops;
 use slime_model::ParamSpec;
+use slime_model::layers::Weights;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -37,7 +42,7 @@ pub struct Entry {
     pub pieces: Vec<Piece>,
 }
 
-/// Every tensor by name: HF's, or `opt/m/`, `opt/v/`, `opt/master/` and HF's.
+/// Every tensor by name: HF's, or `opt/m/`, `opt/v/`, `opt/master/` and HF's; of a critic `critic/` before that.
 pub type Table = BTreeMap<String, Entry>;
 
 /// Rows and columns of a tensor; a vector is one row.
@@ -67,7 +72,10 @@ impl Library {
             open: BTreeMap::new(),
         };
         if library.table.is_empty() {
-            for file in [MODEL, OPTIMIZER] {
+            let critic = FILES.iter().flat_map(|(model, moments)| [*model, *moments]);
+            let critic = critic.filter(|file| dir.join(file).exists());
+            let critic = critic.map(|file| (file, CRITIC));
+            for (file, prefix) in [(MODEL, ""), (OPTIMIZER, "")].into_iter().chain(critic) {
                 let raw = Raw::open(&dir.join(file))?;
                 for name in raw.metadata.offset_keys() {
                     let Some(info) = raw.metadata.info(&name) else {
@@ -84,7 +92,7 @@ impl Library {
                         shape: info.shape.clone(),
                         pieces: vec![piece],
                     };
-                    library.table.insert(name, entry);
+                    library.table.insert(format!("{prefix}{name}"), entry);
                 }
                 library.open.insert(file.into(), raw);
             }
@@ -144,7 +152,7 @@ impl Library {
     }
 
     /// A whole parameter, its parts end to end.
-    pub(super) fn param(&mut self, param: &ParamSpec, prefix: &str, wide: bool) -> Result<Data> {
+    fn param(&mut self, param: &ParamSpec, prefix: &str, wide: bool) -> Result<Data> {
         let mut whole = Data::zeros(wide, 0);
         for part in &param.parts {
             let (rows, cols) = as_matrix(&part.shape);
@@ -152,6 +160,30 @@ impl Library {
             whole.append(self.block(&name, &part.shape, (0..rows, 0..cols), wide)?);
         }
         Ok(whole)
+    }
+
+    /// Put whole parameters and their states in place, whose tensors' names begin with `start`.
+    pub(crate) fn take_set<O: Ops>(
+        &mut self,
+        ops: &O,
+        start: &str,
+        params: &[ParamSpec],
+        weights: &mut Weights<O>,
+        optimizer: &mut Optimizer<O>,
+    ) -> Result<()> {
+        let wide = Precision::of_weights(ops)? == Precision::Double;
+        let wide_float = Precision::of_accumulators(ops)? == Precision::Double;
+        for (i, param) in params.iter().enumerate() {
+            weights.0[i] = match self.param(param, start, wide)? {
+                Data::F32(data) => ops.tensor(param.rows, param.cols, &data)?,
+                Data::F64(data) => ops.tensor_f64(param.rows, param.cols, &data)?,
+            };
+            optimizer.restore(ops, i, &weights.0[i], |state| {
+                let prefix = format!("{start}{}", prefix(state));
+                self.param(param, &prefix, wide_float)
+            })?;
+        }
+        Ok(())
     }
 
     fn piece(&mut self, piece: &Piece, wide: bool) -> Result<Vec<u8>> {

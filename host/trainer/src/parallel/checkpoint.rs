@@ -4,18 +4,24 @@
 //! optimizer's slices are gathered first, bucket by bucket, because a slice's borders mean nothing to another layout. Read
 //! [`crate::checkpoint::pieces`] for the format.
 
+use super::critic::RankCritic;
+use super::mesh::Mesh;
 use super::rank::Rank;
+use super::stage::Stage;
 use super::trainer::{ParallelTrainer, Training};
+use super::zero::Zero;
 use crate::checkpoint::dir::Staging;
 use crate::checkpoint::identity::Identity;
 use crate::checkpoint::pieces::{Entry, Library, Piece, Table};
 use crate::checkpoint::tensors::{Data, write_pieces};
-use crate::checkpoint::{FORMATS, INDEX, Index, MASTER, MOMENTS};
-use crate::optim::Progress;
+use crate::checkpoint::{
+    CRITIC, Counters, FORMATS, INDEX, Index, MASTER, MOMENTS, read_float, read_weight,
+};
 use crate::optim::precision::Precision;
 use crate::{Error, Result};
 use slime_core::Step;
 use slime_kernels::Ops;
+use slime_model::ParamSpec;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -29,7 +35,14 @@ struct Held {
     data: Data,
 }
 
-impl<O: Ops> Rank<O> {
+/// Parameters that a rank has a part of, with their optimizer, and what their tensors' names begin with.
+struct Part<'a, O: Ops> {
+    stage: &'a Stage<O>,
+    optimizer: &'a Zero<O>,
+    prefix: &'static str,
+}
+
+impl<O: Ops> Part<'_, O> {
     /// Cut what this rank writes of a parameter, `held: [elements of its shard]`.
     fn pieces(&self, param: usize, prefix: &str, held: &Data) -> Vec<Held> {
         let spec = &self.stage.params[param];
@@ -39,7 +52,7 @@ impl<O: Ops> Rank<O> {
         own.map(|(block, at)| {
             let part = &spec.parts[block.part];
             Held {
-                name: format!("{prefix}{}", part.name),
+                name: format!("{}{prefix}{}", self.prefix, part.name),
                 shape: part.shape.clone(),
                 rows: [block.rows.start, block.rows.end],
                 cols: [block.cols.start, block.cols.end],
@@ -52,30 +65,22 @@ impl<O: Ops> Rank<O> {
         .collect()
     }
 
-    fn writes(&self, param: usize) -> bool {
+    fn writes(&self, mesh: &Mesh<O>, param: usize) -> bool {
         let shard = &self.stage.shards[param];
-        let group = self.mesh.replicas(shard.is_expert);
+        let group = mesh.replicas(shard.is_expert);
         !shard.is_empty() && param % group.size() == group.rank()
     }
 
-    /// Write this rank's pieces into `dir` → their places.
-    ///
-    /// # Errors
-    /// The disk, a rank or the device failed.
-    pub(super) fn write(&self, dir: &Path) -> Result<Table> {
-        let ops = &*self.ops;
+    /// Its weights, and its states.
+    fn held(&self, ops: &O, mesh: &Mesh<O>) -> Result<[Vec<Held>; 2]> {
         let wide = Precision::of_weights(ops)? == Precision::Double;
         let mut pieces = Vec::new();
         for (param, weight) in self.stage.weights.0.iter().enumerate() {
-            if self.writes(param) {
-                let held = match wide {
-                    true => Data::F64(ops.read_f64(weight)?),
-                    false => Data::F32(ops.read(weight)?),
-                };
-                pieces.extend(self.pieces(param, "", &held));
+            if self.writes(mesh, param) {
+                pieces.extend(self.pieces(param, "", &read_weight(ops, weight, wide)?));
             }
         }
-        let wide_float = Precision::of_accumulators(ops)? == Precision::Double;
+        let wide = Precision::of_accumulators(ops)? == Precision::Double;
         let mut moments = Vec::new();
         let has_master = self.optimizer.segments.iter().any(|s| s.master.is_some());
         let prefixes: &[&str] =
@@ -84,76 +89,161 @@ impl<O: Ops> Rank<O> {
                 false => &MOMENTS,
             };
         for (which, prefix) in prefixes.iter().enumerate() {
+            let take = |param, float: &O::Float| {
+                if self.writes(mesh, param) {
+                    moments.extend(self.pieces(param, prefix, &read_float(ops, float, wide)?));
+                }
+                Ok(())
+            };
             self.optimizer
-                .each_whole(ops, &self.stage, &self.mesh, which, |param, float| {
-                    if self.writes(param) {
-                        let held = match wide_float {
-                            true => Data::F64(ops.read_float_f64(float)?),
-                            false => Data::F32(ops.read_float(float)?),
-                        };
-                        moments.extend(self.pieces(param, prefix, &held));
-                    }
-                    Ok(())
-                })?;
+                .each_whole(ops, self.stage, mesh, which, take)?;
+        }
+        Ok([pieces, moments])
+    }
+}
+
+/// Take a rank's part of parameters and of their optimizer, whose tensors' names begin with `start`.
+fn take_part<O: Ops>(
+    ops: &O,
+    library: &mut Library,
+    start: &str,
+    stage: &mut Stage<O>,
+    optimizer: &mut Zero<O>,
+) -> Result<()> {
+    let wide = Precision::of_weights(ops)? == Precision::Double;
+    let wide_float = Precision::of_accumulators(ops)? == Precision::Double;
+    let (params, shards) = (stage.params.clone(), stage.shards.clone());
+    let mut held = |param: usize, prefix: &str, wide: bool| -> Result<Data> {
+        let (spec, shard) = (&params[param], &shards[param]);
+        let mut whole = Data::zeros(wide, 0);
+        for block in &shard.blocks {
+            let part = &spec.parts[block.part];
+            let name = format!("{start}{prefix}{}", part.name);
+            let rectangle = (block.rows.clone(), block.cols.clone());
+            whole.append(library.block(&name, &part.shape, rectangle, wide)?);
+        }
+        let filled: usize = shard.blocks.iter().map(|b| b.len()).sum();
+        whole.append(Data::zeros(wide, shard.len() - filled));
+        Ok(whole)
+    };
+    for param in (0..params.len()).filter(|&i| !shards[i].is_empty()) {
+        let (rows, cols) = (shards[param].rows, shards[param].cols);
+        stage.weights.0[param] = match held(param, "", wide)? {
+            Data::F32(data) => ops.tensor(rows, cols, &data)?,
+            Data::F64(data) => ops.tensor_f64(rows, cols, &data)?,
+        };
+    }
+    for segment in &mut optimizer.segments {
+        let mut float = |prefix| -> Result<O::Float> {
+            let (rows, cols) = ops.float_shape(&segment.m);
+            Ok(match held(segment.param, prefix, wide_float)? {
+                Data::F32(data) => ops.float(rows, cols, &data[segment.range.clone()])?,
+                Data::F64(data) => ops.float_f64(rows, cols, &data[segment.range.clone()])?,
+            })
+        };
+        let (m, v) = (float(MOMENTS[0])?, float(MOMENTS[1])?);
+        if segment.master.is_some() {
+            segment.master = Some(float(MASTER)?);
+        }
+        (segment.m, segment.v) = (m, v);
+    }
+    Ok(())
+}
+
+impl<O: Ops> RankCritic<O> {
+    /// The value head and its states, which every rank has whole.
+    fn held_head(&self, ops: &O) -> Result<[Vec<Held>; 2]> {
+        let wide = Precision::of_weights(ops)? == Precision::Double;
+        let wide_float = Precision::of_accumulators(ops)? == Precision::Double;
+        let whole = |param: &ParamSpec, prefix: &str, data| Held {
+            name: format!("{CRITIC}{prefix}{}", param.name),
+            shape: param.parts[0].shape.clone(),
+            rows: [0, param.rows],
+            cols: [0, param.cols],
+            data,
+        };
+        let (mut weights, mut states) = (Vec::new(), Vec::new());
+        let optimizer = &self.head_optimizer;
+        for (i, param) in self.head_params.iter().enumerate() {
+            let weight = read_weight(ops, &self.head.0[i], wide)?;
+            weights.push(whole(param, "", weight));
+            let master = optimizer.master.as_ref().map(|all| (MASTER, &all[i]));
+            let moments = [(MOMENTS[0], &optimizer.m[i]), (MOMENTS[1], &optimizer.v[i])];
+            for (prefix, state) in moments.into_iter().chain(master) {
+                states.push(whole(param, prefix, read_float(ops, state, wide_float)?));
+            }
+        }
+        Ok([weights, states])
+    }
+}
+
+impl<O: Ops> Rank<O> {
+    /// Where its optimizers stand.
+    pub(super) fn counters(&self) -> Counters {
+        Counters {
+            optimizer: self.optimizer.progress,
+            critic: self.critic.as_ref().map(RankCritic::progress),
+        }
+    }
+
+    /// Write this rank's pieces into `dir` → their places.
+    ///
+    /// # Errors
+    /// The disk, a rank or the device failed.
+    pub(super) fn write(&self, dir: &Path) -> Result<Table> {
+        let (ops, mesh) = (&*self.ops, &self.mesh);
+        let policy = Part {
+            stage: &self.stage,
+            optimizer: &self.optimizer,
+            prefix: "",
+        };
+        let [mut weights, mut states] = policy.held(ops, mesh)?;
+        if let Some(critic) = &self.critic {
+            let part = Part {
+                stage: &critic.stage,
+                optimizer: &critic.optimizer,
+                prefix: CRITIC,
+            };
+            let mut sets = vec![part.held(ops, mesh)?];
+            if mesh.place.rank == 0 {
+                sets.push(critic.held_head(ops)?);
+            }
+            for [more, more_states] in sets {
+                weights.extend(more);
+                states.extend(more_states);
+            }
         }
         let mut table = Table::new();
-        let rank = self.mesh.place.rank;
-        for (file, pieces, wide) in [
-            (format!("rank_{rank}.safetensors"), pieces, wide),
-            (
-                format!("rank_{rank}_optimizer.safetensors"),
-                moments,
-                wide_float,
-            ),
-        ] {
-            write_file(dir, &file, pieces, wide, &mut table)?;
-        }
+        let rank = mesh.place.rank;
+        let wide = Precision::of_weights(ops)? == Precision::Double;
+        let wide_float = Precision::of_accumulators(ops)? == Precision::Double;
+        let names = ["", "_optimizer"].map(|what| format!("rank_{rank}{what}.safetensors"));
+        write_file(dir, &names[0], weights, wide, &mut table)?;
+        write_file(dir, &names[1], states, wide_float, &mut table)?;
         Ok(table)
     }
 
     /// Take this rank's part of the checkpoint in `dir`.
     ///
     /// # Errors
-    /// It is damaged or of another precision, or the device failed.
+    /// It is damaged, of another precision, or has a critic where there is none or the reverse; or the device failed.
     pub(super) fn read(&mut self, dir: &Path, index: &Index) -> Result<()> {
+        index.check_critic(dir, self.critic.is_some())?;
         let ops = self.ops.clone();
         let mut library = Library::open(dir, index.tensors.clone())?;
-        let wide = Precision::of_weights(&*ops)? == Precision::Double;
-        let wide_float = Precision::of_accumulators(&*ops)? == Precision::Double;
-        let (params, shards) = (self.stage.params.clone(), self.stage.shards.clone());
-        let mut held = |param: usize, prefix: &str, wide: bool| -> Result<Data> {
-            let (spec, shard) = (&params[param], &shards[param]);
-            let mut whole = Data::zeros(wide, 0);
-            for block in &shard.blocks {
-                let part = &spec.parts[block.part];
-                let name = format!("{prefix}{}", part.name);
-                let rectangle = (block.rows.clone(), block.cols.clone());
-                whole.append(library.block(&name, &part.shape, rectangle, wide)?);
-            }
-            let filled: usize = shard.blocks.iter().map(|b| b.len()).sum();
-            whole.append(Data::zeros(wide, shard.len() - filled));
-            Ok(whole)
-        };
-        for param in (0..params.len()).filter(|&i| !shards[i].is_empty()) {
-            let (rows, cols) = (shards[param].rows, shards[param].cols);
-            self.stage.weights.0[param] = match held(param, "", wide)? {
-                Data::F32(data) => ops.tensor(rows, cols, &data)?,
-                Data::F64(data) => ops.tensor_f64(rows, cols, &data)?,
-            };
-        }
-        for segment in &mut self.optimizer.segments {
-            let mut float = |prefix| -> Result<O::Float> {
-                let (rows, cols) = ops.float_shape(&segment.m);
-                Ok(match held(segment.param, prefix, wide_float)? {
-                    Data::F32(data) => ops.float(rows, cols, &data[segment.range.clone()])?,
-                    Data::F64(data) => ops.float_f64(rows, cols, &data[segment.range.clone()])?,
-                })
-            };
-            let (m, v) = (float(MOMENTS[0])?, float(MOMENTS[1])?);
-            if segment.master.is_some() {
-                segment.master = Some(float(MASTER)?);
-            }
-            (segment.m, segment.v) = (m, v);
+        take_part(
+            &*ops,
+            &mut library,
+            "",
+            &mut self.stage,
+            &mut self.optimizer,
+        )?;
+        if let (Some(critic), Some(progress)) = (&mut self.critic, index.critic) {
+            let (stage, optimizer) = (&mut critic.stage, &mut critic.optimizer);
+            take_part(&*ops, &mut library, CRITIC, stage, optimizer)?;
+            let (params, weights) = (&critic.head_params, &mut critic.head);
+            library.take_set(&*ops, CRITIC, params, weights, &mut critic.head_optimizer)?;
+            critic.set_progress(progress);
         }
         self.optimizer.progress = index.optimizer;
         Ok(())
@@ -198,7 +288,7 @@ fn write_file(
 pub(super) fn index_of(
     training: &Training,
     step: Step,
-    progress: Progress,
+    counters: Counters,
     tables: impl Iterator<Item = Table>,
 ) -> Index {
     let mut tensors = Table::new();
@@ -213,8 +303,8 @@ pub(super) fn index_of(
         format: FORMATS[1],
         step,
         model: Identity::of(&training.spec, &slime_model::params(&training.spec)),
-        optimizer: progress,
-        critic: None,
+        optimizer: counters.optimizer,
+        critic: counters.critic,
         layout: Some(training.parallel.short()),
         tensors: Some(tensors),
     }
@@ -228,10 +318,10 @@ impl<O: Ops> ParallelTrainer<O> {
     pub fn save(&self, dir: &Path, step: Step) -> Result<()> {
         let staging = Staging::new(dir)?;
         let path: PathBuf = staging.path().to_owned();
-        let written = self.on_all(move |rank| Ok((rank.write(&path)?, rank.optimizer.progress)))?;
-        let progress = written[0].1;
+        let written = self.on_all(move |rank| Ok((rank.write(&path)?, rank.counters())))?;
+        let counters = written[0].1;
         let tables = written.into_iter().map(|(table, _)| table);
-        let index = index_of(self.training(), step, progress, tables);
+        let index = index_of(self.training(), step, counters, tables);
         staging.write(INDEX, index.to_text().as_bytes())?;
         staging.publish()
     }

@@ -7,6 +7,7 @@
 mod buckets;
 mod checkpoint;
 mod copies;
+mod critic;
 mod fit;
 pub mod head;
 pub mod layout;

@@ -5,6 +5,7 @@
 //! for who starts and ends ranks.
 
 use super::copies::sum_copies;
+use super::critic::RankCritic;
 use super::head::SplitHead;
 use super::layout::ParallelConfig;
 use super::mesh::Mesh;
@@ -17,6 +18,7 @@ use super::stage::{Make, Stage};
 use super::zero::Zero;
 use crate::algo::objective::{Objective, Token};
 use crate::config::{Problem, TrainConfig};
+use crate::critic::{self, CriticReport};
 use crate::data::rollouts::{Limits, check_tokens, rollouts};
 use crate::data::{Batch, split_steps};
 use crate::metrics::TrainMetrics;
@@ -24,6 +26,7 @@ use crate::passes::{check_rollout_logprobs, correct};
 use crate::step::{Evaluation, Scores, metrics};
 use crate::trainer::{
     TokenScores, recompute_of, refuse_replay_without_experts, warn_if_nothing_to_learn,
+    without_policy,
 };
 use crate::{Error, Result, advantages};
 use slime_core::RolloutRecord;
@@ -46,6 +49,8 @@ pub struct Rank<O: Ops> {
     /// Its part of the model.
     pub stage: Stage<O>,
     reference: Option<Stage<O>>,
+    /// Its part of the critic, for an estimator that has one.
+    pub(super) critic: Option<RankCritic<O>>,
     /// Its part of the gradients, summed over the ranks that hold copies but not over data-parallel ranks.
     pub grads: Gradients<O>,
     /// Its part of the optimizer.
@@ -71,12 +76,20 @@ impl<O: Ops> Rank<O> {
         refuse_what_one_rank_does(&config)?;
         refuse_replay_without_experts(&config, &spec)?;
         let vocab = vocab.min(spec.vocab);
+        let critic = match config.has_critic() {
+            true => {
+                let how = (&config, &parallel);
+                Some(RankCritic::new(ops.clone(), &spec, &mesh, how, make)?)
+            }
+            false => None,
+        };
         let stage = Stage::new(ops.clone(), spec, &mesh, &parallel, make)?;
         let optimizer = Zero::new(&*ops, &stage, &mesh, &config, parallel.ddp_bucket_size)?;
         let recompute = recompute_of(&config, stage.spec.layers.len());
         Ok(Self {
             grads: stage.gradients()?,
             reference: None,
+            critic,
             ops,
             config,
             parallel,
@@ -172,6 +185,13 @@ impl<O: Ops> Rank<O> {
                 }
             }
         }
+        let mut warms_up = false;
+        if let Some(critic) = &mut self.critic {
+            for (batch, micros) in batches.iter_mut().zip(&micros) {
+                batch.columns.value = critic.values(&self.mesh, batch, micros)?;
+            }
+            warms_up = critic.begin(self.config.num_critic_only_steps);
+        }
         advantages::fill(&self.config, &rollouts, &mut batches);
         if let Some(mismatch) = self.config.mismatch() {
             for batch in &mut batches {
@@ -191,7 +211,15 @@ impl<O: Ops> Rank<O> {
                 batch,
                 old_is_engine: self.config.use_rollout_logprobs,
             };
-            done.push(self.step(&evaluation, micros)?);
+            let criticised = self.critic_step(batch, micros)?;
+            let mut metrics = match warms_up {
+                true => without_policy(batch, self.optimizer.lr(), &self.optimizer.progress),
+                false => self.step(&evaluation, micros)?,
+            };
+            if let Some(report) = criticised {
+                critic::tell(&mut metrics, &report, batch);
+            }
+            done.push(metrics);
         }
         Ok(done)
     }
@@ -252,6 +280,18 @@ impl<O: Ops> Rank<O> {
             Ok(())
         })?;
         found.shared(&self.mesh, batch.num_trained())
+    }
+
+    fn critic_step(
+        &mut self,
+        batch: &Batch<'_>,
+        micros: &[LocalMicro],
+    ) -> Result<Option<CriticReport>> {
+        let (mesh, recompute, clip) = (&self.mesh, &self.recompute, self.config.value_clip);
+        let critic = self.critic.as_mut();
+        critic
+            .map(|critic| critic.step(mesh, batch, micros, recompute, clip))
+            .transpose()
     }
 
     /// Forward, backward and update of one train step.
@@ -330,15 +370,12 @@ impl<O: Ops> Rank<O> {
     }
 }
 
-/// Options that only [`crate::Trainer`] has: there is no critic here, and slices of states are in full precision.
+/// Options that only [`crate::Trainer`] has: slices of states are in full precision here.
 fn refuse_what_one_rank_does(config: &TrainConfig) -> Result<()> {
-    let options = [
-        ("advantage_estimator", config.has_critic()),
-        (
-            "use_precision_aware_optimizer",
-            config.use_precision_aware_optimizer,
-        ),
-    ];
+    let options = [(
+        "use_precision_aware_optimizer",
+        config.use_precision_aware_optimizer,
+    )];
     match options.iter().find(|(_, on)| *on) {
         None => Ok(()),
         Some((key, _)) => Err(Error::Config(vec![Problem {
@@ -398,10 +435,10 @@ fn head<'a, O: Ops>(
 
 /// What this rank's last stage learned of its tokens: number, log-prob, entropy.
 #[derive(Default)]
-struct Found(Vec<(usize, f64, f64)>);
+pub(super) struct Found(Vec<(usize, f64, f64)>);
 
 impl Found {
-    fn add(&mut self, micro: &LocalMicro, stats: &TokenStats) {
+    pub(super) fn add(&mut self, micro: &LocalMicro, stats: &TokenStats) {
         let scored = stats.logprob.iter().zip(&stats.entropy);
         let numbers = micro.tokens.iter().zip(scored);
         self.0
@@ -409,7 +446,7 @@ impl Found {
     }
 
     /// Every token's numbers, on every rank. Each token was scored by one rank of each tp group, on the last stage.
-    fn shared<O: Ops>(&self, mesh: &Mesh<O>, num_tokens: usize) -> Result<Scores> {
+    pub(super) fn shared<O: Ops>(&self, mesh: &Mesh<O>, num_tokens: usize) -> Result<Scores> {
         let mut all = vec![0.0; 2 * num_tokens];
         if mesh.is_last_stage() && mesh.tp.rank() == 0 {
             for &(number, logp, entropy) in &self.0 {

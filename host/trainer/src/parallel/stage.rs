@@ -81,6 +81,8 @@ pub struct Stage<O: Ops> {
     /// Layers of each virtual stage, and which of these are this rank's.
     virtual_stages: Vec<Range<usize>>,
     own: Vec<usize>,
+    /// Experts that a micro-batch names are taken; the policy's are no other model's.
+    pub(super) replays: bool,
 }
 
 impl<O: Ops> Stage<O> {
@@ -128,6 +130,7 @@ impl<O: Ops> Stage<O> {
             shards,
             virtual_stages,
             own,
+            replays: true,
         })
     }
 
@@ -207,7 +210,7 @@ impl<O: Ops> Stage<O> {
 
     /// What the layers of a chunk are to see of a micro-batch's routes.
     fn forced(&self, chunk: usize, micro: &LocalMicro) -> Option<Routes> {
-        let routes = micro.routes.as_ref()?;
+        let routes = micro.routes.as_ref().filter(|_| self.replays)?;
         let mut seen = Routes {
             layers: vec![Vec::new(); self.spec.layers.len()],
         };

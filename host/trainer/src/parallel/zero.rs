@@ -168,10 +168,27 @@ impl<O: Ops> Zero<O> {
         grads: &Gradients<O>,
         slices: Vec<Option<O::Float>>,
     ) -> Result<StepReport> {
+        self.step_beside(ops, stage, mesh, grads, slices, 0.0)
+    }
+
+    /// The same beside parameters that every rank has and updates itself: `beside` is their gradient's sum of squares, a part
+    /// of the norm.
+    ///
+    /// # Errors
+    /// As [`Self::step`].
+    pub(super) fn step_beside(
+        &mut self,
+        ops: &O,
+        stage: &mut Stage<O>,
+        mesh: &Mesh<O>,
+        grads: &Gradients<O>,
+        slices: Vec<Option<O::Float>>,
+        beside: f64,
+    ) -> Result<StepReport> {
         let slices = self.cut(ops, mesh, slices)?;
         let mut squares = [self.squares(ops, grads, &slices)?];
         mesh.world.all_reduce_host(&mut squares, Reduce::Sum)?;
-        let (grad_norm, lr) = (squares[0].sqrt(), self.lr());
+        let (grad_norm, lr) = ((squares[0] + beside).sqrt(), self.lr());
         if !grad_norm.is_finite() {
             self.skip();
             return Ok(StepReport {

@@ -356,6 +356,55 @@ fn replay(all: &mut Vec<Case>) {
     add(again.map(|row| row.with(full)), false);
 }
 
+/// PPO's critic. Its value head begins at 0, so that gradients reach its layers from the second step on; its rate is such that
+/// values move beyond the clip.
+fn critic(all: &mut Vec<Case>) {
+    let ppo = |c: &mut TrainConfig| {
+        c.advantage_estimator = Estimator::Ppo;
+        c.lambd = 0.9;
+        c.gamma = 0.98;
+        c.critic_lr = Some(5e-3);
+        c.value_clip = 0.05;
+        c.num_steps_per_rollout = Some(4);
+    };
+    let of = |name: &str, parallel| case("critic", name, parallel).with(ppo);
+    all.push(of("", sequence_parallel(sizes(2, 1, 1, 1))).quick());
+    all.push(of("", sizes(2, 1, 1, 1)));
+    all.push(of("", sizes(1, 2, 1, 1)).quick());
+    all.push(of("tied", sizes(1, 2, 1, 1)).toy("llama", 4, true));
+    all.push(of("", sizes(1, 1, 2, 1)).quick());
+    all.push(of("", sizes(1, 1, 4, 1)));
+    all.push(of("", sizes(1, 1, 1, 3)).quick());
+    let interleaved = ParallelConfig {
+        virtual_pipeline_model_parallel_size: 2,
+        ..sizes(1, 2, 1, 2)
+    };
+    all.push(of("", interleaved));
+    let few = |c: &mut TrainConfig| c.max_tokens_per_gpu = 1;
+    all.push(of("a sequence a micro-batch", sizes(1, 2, 2, 1)).with(few));
+    let token_kl = |c: &mut TrainConfig| {
+        c.use_kl_loss = false;
+        c.kl_loss_coef = 0.0;
+        c.kl_coef = 0.1;
+        c.normalize_advantages = true;
+    };
+    let kl = of(
+        "KL in the reward, whitened",
+        sequence_parallel(sizes(2, 2, 1, 2)),
+    );
+    all.push(kl.with(token_kl).quick());
+    let full = |c: &mut TrainConfig| c.recompute_granularity = Recompute::Full;
+    all.push(of("everything again", sequence_parallel(sizes(2, 1, 2, 1))).with(full));
+    let moe = experts(4, 1, sequence_parallel(sizes(2, 2, 1, 2)));
+    let mut told = of("the engine's experts", moe).toy("qwen3_moe", 4, false);
+    told.config.use_rollout_routing_replay = true;
+    told.records = routed(told.records, told.toy);
+    all.push(told.quick());
+    let warm_up = |c: &mut TrainConfig| c.num_critic_only_steps = 1;
+    all.push(of("only the critic", sequence_parallel(sizes(2, 1, 1, 2))).with(warm_up));
+    all.push(of("16 ranks", sequence_parallel(sizes(2, 2, 2, 2))));
+}
+
 /// Layer kinds that the toy does not have.
 fn families(all: &mut Vec<Case>) {
     let of = |family, name: &str, parallel| case("families", name, parallel).toy(family, 4, false);
@@ -447,6 +496,7 @@ pub(crate) fn all() -> Vec<Case> {
     data(&mut all);
     expert(&mut all);
     replay(&mut all);
+    critic(&mut all);
     families(&mut all);
     packing(&mut all);
     recompute(&mut all);

@@ -19,8 +19,8 @@ use base64::engine::general_purpose::STANDARD;
 use cases::{Case, sizes};
 use slime_kernels::{Cpu, Ops};
 use slime_model::layers::Recompute;
-use slime_trainer::TrainConfig;
 use slime_trainer::parallel::ParallelConfig;
+use slime_trainer::{TrainConfig, TrainMetrics};
 use std::sync::Arc;
 use toy::{Gaps, Outcome, Toy, config, gaps, mixed, on_many, on_one};
 
@@ -83,6 +83,23 @@ fn ranks_that_share_experts_equal_one_rank() {
 #[test]
 fn ranks_that_replay_experts_equal_one_rank_that_does() {
     quick("replay");
+}
+
+#[test]
+fn ranks_that_train_a_critic_equal_one_rank_that_does() {
+    quick("critic");
+    // And there is something to be equal in: values are clipped, and the layers learn.
+    let mut rows = cases::all().into_iter();
+    let case = rows.find(|case| case.group == "critic").unwrap();
+    let ops = Arc::new(Cpu::<f64>::new());
+    let metrics = on_one(&ops, case.toy, &case.config, &case.records).metrics;
+    let clipped = |m: &&TrainMetrics| m.value_clipfrac.is_some_and(|share| share > 0.1);
+    assert!(metrics.iter().any(|m| clipped(&m)), "{metrics:?}");
+    let explained: Vec<_> = metrics.iter().filter_map(|m| m.value_explained).collect();
+    assert!(
+        explained.len() == 4 && metrics[3].critic_grad_norm > Some(0.0),
+        "{metrics:?}"
+    );
 }
 
 /// Or ranks that ignore what is to be replayed would pass.

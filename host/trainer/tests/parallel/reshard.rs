@@ -4,9 +4,10 @@ use super::cases::{experts, sequence_parallel, sizes};
 use super::toy::{Outcome, Toy, config, gaps, mixed, outcome, ranks, records, weight};
 use slime_core::Step;
 use slime_kernels::{Cpu, Ops};
-use slime_model::params;
+use slime_model::{ParamSpec, params};
+use slime_trainer::algo::Estimator;
 use slime_trainer::parallel::{ParallelConfig, ParallelTrainer};
-use slime_trainer::{Error, TrainConfig, Trainer};
+use slime_trainer::{Error, TrainConfig, TrainMetrics, Trainer};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -146,6 +147,76 @@ fn one_rank_and_many_read_each_others_checkpoints() {
         let read = |dir: &Path| std::fs::read(dir.join(file)).unwrap();
         assert!(read(&dir) == read(&third), "{file}");
     }
+}
+
+/// What trains next is the same whoever saved: layers, value head and all counters of the critic came along.
+#[test]
+fn a_critic_moves_between_layouts_and_one_rank() {
+    let root = tempfile::tempdir().unwrap();
+    let config = TrainConfig {
+        advantage_estimator: Estimator::Ppo,
+        critic_lr: Some(5e-3),
+        num_critic_only_steps: 2,
+        ..plain()
+    };
+    let (spec, ops) = (TOY.spec(), Arc::new(Cpu::<f64>::new()));
+    let one = || {
+        let tensor = |p: &ParamSpec| {
+            ops.tensor_f64(
+                p.rows,
+                p.cols,
+                &weight(p).into_iter().map(f64::from).collect::<Vec<_>>(),
+            )
+        };
+        let tensors = params(&spec).iter().map(|p| tensor(p).unwrap()).collect();
+        let trainer = Trainer::new(ops.clone(), spec.clone(), tensors, config.clone());
+        trainer.unwrap().with_vocab(259)
+    };
+    let many = |layout: &ParallelConfig| ranks(Cpu::<f64>::new, TOY, &config, layout).unwrap();
+    let (first, second) = (sequence_parallel(sizes(2, 2, 1, 2)), sizes(1, 1, 2, 3));
+    // One rank trains a step, then the critic alone once more, then both.
+    let mut whole = one();
+    let steps: Vec<_> = (0..3).map(|_| whole.train(&mixed()).unwrap()).collect();
+    assert!(steps[1][0].grad_norm.is_none() && steps[2][0].grad_norm.is_some());
+    let near = |got: &[TrainMetrics], at: usize| {
+        for (got, want) in got.iter().zip(&steps[at]) {
+            for (a, b) in [
+                (got.value_loss, want.value_loss),
+                (got.critic_grad_norm, want.critic_grad_norm),
+                (got.grad_norm, want.grad_norm),
+            ] {
+                let gap = a.unwrap_or(0.0) - b.unwrap_or(0.0);
+                assert!(
+                    gap.abs() < 1e-9 && a.is_some() == b.is_some(),
+                    "{got:?} {want:?}"
+                );
+            }
+        }
+    };
+    let dir = |name: &str| root.path().join(name);
+    let mut a = one();
+    near(&a.train(&mixed()).unwrap(), 0);
+    a.save(&dir("one"), Step(1)).unwrap();
+    let mut b = many(&first);
+    assert_eq!(b.load(&dir("one")).unwrap(), Step(1));
+    near(&b.train(&mixed()).unwrap(), 1);
+    b.save(&dir("first"), Step(2)).unwrap();
+    let mut c = many(&second);
+    assert_eq!(c.load(&dir("first")).unwrap(), Step(2));
+    near(&c.train(&mixed()).unwrap(), 2);
+    let mut d = one();
+    assert_eq!(d.load(&dir("first")).unwrap(), Step(2));
+    near(&d.train(&mixed()).unwrap(), 2);
+    // A checkpoint without a critic, and the reverse.
+    let mut plain = ranks(Cpu::<f64>::new, TOY, &self::plain(), &first).unwrap();
+    let error = plain.load(&dir("first")).unwrap_err().to_string();
+    assert!(
+        error.contains("holds a critic, and the algorithm has none"),
+        "{error}"
+    );
+    plain.save(&dir("plain"), Step(2)).unwrap();
+    let error = c.load(&dir("plain")).unwrap_err().to_string();
+    assert!(error.contains("holds no critic"), "{error}");
 }
 
 #[test]

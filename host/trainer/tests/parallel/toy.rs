@@ -365,14 +365,23 @@ pub(crate) fn gaps(got: &Outcome, want: &Outcome) -> Gaps {
     assert_eq!(got.metrics.len(), want.metrics.len());
     for (a, b) in got.metrics.iter().zip(&want.metrics) {
         let numbers = |m: &TrainMetrics| {
-            let norm = m.grad_norm.unwrap_or(f64::NAN);
+            // A step in which only the critic trains has no loss.
+            let (loss, norm) = match (m.value_loss, m.grad_norm) {
+                (Some(_), None) => (0.0, 0.0),
+                (_, norm) => (m.loss, norm.unwrap_or(f64::NAN)),
+            };
             [
-                m.loss,
+                loss,
                 m.pg_loss.unwrap_or(0.0),
                 m.kl_loss.unwrap_or(0.0),
-                m.entropy,
+                if m.entropy.is_nan() { 0.0 } else { m.entropy },
                 norm,
                 m.lr,
+                m.value_loss.unwrap_or(0.0),
+                m.value_clipfrac.unwrap_or(0.0),
+                m.value_explained.unwrap_or(0.0),
+                m.critic_grad_norm.unwrap_or(0.0),
+                m.critic_lr.unwrap_or(0.0),
             ]
         };
         for (a, b) in numbers(a).iter().zip(numbers(b)) {

@@ -290,7 +290,7 @@ impl<O: Ops> ProcessTrainer<O> {
     pub fn save(&self, dir: &Path, step: Step) -> Result<()> {
         let staging = Staging::new(dir)?;
         let path = std::path::absolute(staging.path()).map_err(Error::io(dir))?;
-        let (Some(Done::Wrote(table, progress)), answers) =
+        let (Some(Done::Wrote(table, counters)), answers) =
             self.order(&Order::Write(path), &self.all())?
         else {
             return Err(unexpected());
@@ -318,7 +318,7 @@ impl<O: Ops> ProcessTrainer<O> {
             }
             tables.push(table);
         }
-        let index = index_of(&self.training, step, progress, tables.into_iter());
+        let index = index_of(&self.training, step, counters, tables.into_iter());
         staging.write(INDEX, index.to_text().as_bytes())?;
         staging.publish()
     }

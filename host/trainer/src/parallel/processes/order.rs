@@ -2,9 +2,8 @@
 //!
 //! A train step is one order for everybody: what ranks exchange while they obey it goes through their groups.
 
-use crate::checkpoint::Index;
 use crate::checkpoint::pieces::Table;
-use crate::optim::Progress;
+use crate::checkpoint::{Counters, Index};
 use crate::parallel::Rank;
 use crate::trainer::TokenScores;
 use crate::{Error, Result, TrainMetrics};
@@ -35,7 +34,7 @@ pub(super) enum Done {
     Trained(Vec<TrainMetrics>),
     Scored(Vec<TokenScores>),
     Param(Vec<f32>),
-    Wrote(Table, Progress),
+    Wrote(Table, Counters),
     Read,
 }
 
@@ -51,7 +50,7 @@ pub(super) fn obey<O: Ops>(rank: &mut Rank<O>, order: &Order) -> Result<Option<D
             Some(weight) => Done::Param(rank.ops.read(weight)?),
             None => return Err(Error::Ranks(format!("there is no parameter {at}"))),
         },
-        Order::Write(dir) => Done::Wrote(rank.write(dir)?, rank.optimizer.progress),
+        Order::Write(dir) => Done::Wrote(rank.write(dir)?, rank.counters()),
         Order::Read(dir) => {
             let stage = &rank.stage;
             let index = Index::read(dir, &stage.spec, &stage.params)?;
