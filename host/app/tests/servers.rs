@@ -3,8 +3,9 @@
 //! ```console
 //! $ SLIME_SGLANG='DIR/cpu/bin/python DIR/sgl_cpu_launch.py' SLIME_MODEL=HF cargo test --workspace --test servers -- --ignored --nocapture
 //! ```
-//! `SLIME_SGLANG` is what launches a server, `SLIME_MODEL` a small HF directory. The pair of prefill and decode servers also
-//! needs `mooncake-transfer-engine-non-cuda`, in `PYTHONPATH` or installed.
+//! `SLIME_SGLANG` is what launches a server, by absolute paths; `SLIME_MODEL` a small HF directory. The pair of prefill and decode
+//! servers also needs `mooncake-transfer-engine-non-cuda`, installed or in `PYTHONPATH`, and `tests/servers/pair_on_cpu.py` before
+//! the launcher.
 
 #![cfg(unix)]
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "these are tests")]

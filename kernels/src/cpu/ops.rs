@@ -79,6 +79,12 @@ macro_rules! ops {
                 // Whoever changes one that is shared copies it first.
                 Ok(tensors.to_vec())
             }
+            fn all_finite(&self, tensors: &[Self::Tensor]) -> Result<bool> {
+                // No short cut, so that it vectorises.
+                let finite =
+                    |x: &Self::Tensor| x.data().iter().fold(true, |ok, x| ok & x.is_finite());
+                Ok(tensors.iter().all(finite))
+            }
             fn float_zeros(&self, rows: usize, cols: usize) -> Result<Self::Float> {
                 Ok(CpuFloat::new(rows, cols, self.zeros(rows * cols)))
             }

@@ -387,7 +387,12 @@ impl Reader {
         let mut flags: Vec<Flag> = Vec::new();
         for (key, value) in pairs {
             let flag = Flag::from_yaml(&key, &value);
-            if let Some(reason) = flag.is_the_hosts() {
+            if matches!(flag.name.as_str(), "--model-path" | "--model") {
+                let help =
+                    "write `model_path` beside the model's `name`: all of its servers hold one";
+                let what = format!("{} cannot be overridden", flag.name);
+                self.refuse(key.span, what, help);
+            } else if let Some(reason) = flag.is_the_hosts() {
                 let what = format!("{} cannot be overridden", flag.name);
                 self.refuse(key.span, what, reason);
             } else if flags.iter().any(|other| other.name == flag.name) {

@@ -253,6 +253,12 @@ impl Layout<'_> {
             let help = "leave `rollout.router_addr` out, or use `regular`";
             self.refuse(&model.name.span, what, help);
         }
+        if has(Part::Decode) && self.said.config.algorithm.use_rollout_routing_replay == Some(true)
+        {
+            let what = "a decode server has not seen the prompt and cannot tell which experts its tokens went to";
+            let help = "leave `use_rollout_routing_replay` out, or use `regular`";
+            self.refuse(&model.name.span, what, help);
+        }
         let rollout = &self.said.config.rollout;
         let aborts = rollout.pause_generation_mode == Some(PauseMode::Abort);
         if has(Part::Decode) && rollout.fully_async == Some(true) && !aborts {

@@ -297,6 +297,16 @@ fn every_bad_file_gets_one_error_with_its_line_and_its_cure() {
             "`b` is not the policy and has servers of two kinds [3: b] only the policy's requests pass through pairs: use `regular`",
         ),
         (
+            groups("{worker_type: prefill, num_gpus: 1}, {worker_type: decode, num_gpus: 1}"),
+            "[algorithm]\nuse_rollout_routing_replay = true\n",
+            "a decode server has not seen the prompt and cannot tell which experts its tokens went to [2: actor] leave `use_rollout_routing_replay` out, or use `regular`",
+        ),
+        (
+            groups("{worker_type: regular, num_gpus: 2, overrides: {model_path: /x}}"),
+            "",
+            "--model-path cannot be overridden [3: model_path] write `model_path` beside the model's `name`: all of its servers hold one",
+        ),
+        (
             groups("{worker_type: regular, num_gpus: 2, overrides: {port: 1}}"),
             "",
             "--port cannot be overridden [3: port] free ports are chosen",
