@@ -21,7 +21,7 @@ pub enum Ranks<O: Ops> {
     /// One.
     One(Box<Trainer<O>>),
     /// Several.
-    Many(ParallelTrainer<O>),
+    Many(Box<ParallelTrainer<O>>),
     /// Several, each in a process.
     Far(Box<ProcessTrainer<O>>),
 }
@@ -84,7 +84,7 @@ impl<O: Machine> Ranks<O> {
         }
         let launch = ops.launch(&training)?;
         let many = ParallelTrainer::start(training, source, launch, ranks.patience)?;
-        Ok(Self::Many(many))
+        Ok(Self::Many(Box::new(many)))
     }
 }
 
@@ -102,7 +102,8 @@ impl<O: Ops> Ranks<O> {
         Ok(match self {
             Self::One(trainer) => Self::One(Box::new(trainer.with_reference(weights)?)),
             Self::Many(trainer) => {
-                Self::Many(trainer.with_reference(source(ops.clone(), spec, weights))?)
+                let source = source(ops.clone(), spec, weights);
+                Self::Many(Box::new(trainer.with_reference(source)?))
             }
             Self::Far(trainer) => {
                 let source = source(ops.clone(), spec, weights);

@@ -58,12 +58,12 @@ impl Script {
         let mut script = Self::default();
         let mut variables: BTreeMap<String, String> = BTreeMap::new();
         // Inside an array of arguments, or in a command of the training program.
-        let (mut ours, mut first, mut depth) = (true, true, 0);
+        let (mut ours, mut first, mut depth) = (true, true, 0usize);
         for token in tokens(text) {
             match token {
                 Token::Open => depth += 1,
                 Token::Close => {
-                    depth = (depth as usize).saturating_sub(1);
+                    depth = depth.saturating_sub(1);
                     (first, script.attached) = (true, false);
                 }
                 Token::End if depth == 0 => (ours, first, script.attached) = (true, true, false),

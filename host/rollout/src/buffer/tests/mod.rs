@@ -518,7 +518,7 @@ fn mean_rewards_are_told_by_step_and_source() {
         told(0, "s", 0.5),
         [told(1, "other", 0.0), told(1, "s", 1.0)],
     );
-    assert_eq!(buffer.rewards(0..1).unwrap(), [first.clone()]);
+    assert_eq!(buffer.rewards(0..1).unwrap(), std::slice::from_ref(&first));
     let [other, s] = second;
     assert_eq!(buffer.rewards(0..9).unwrap(), [first, other, s]);
 }

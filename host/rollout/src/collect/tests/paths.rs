@@ -28,7 +28,7 @@ impl Policy for Hangs {
     fn sample(&self, request: SampleRequest) -> BoxFuture<'_, Result<Sampled, PolicyError>> {
         let mut count = lock(&self.1);
         *count += 1;
-        if *count % 3 == 0 {
+        if (*count).is_multiple_of(3) {
             return Box::pin(std::future::pending());
         }
         self.0.sample(request)

@@ -60,7 +60,7 @@ struct Chance;
 impl Policy for Chance {
     fn sample(&self, request: SampleRequest) -> BoxFuture<'_, Result<Sampled, PolicyError>> {
         let seed = request.params.sampling_seed.unwrap_or(0);
-        let answer = if seed % 3 == 0 {
+        let answer = if seed.is_multiple_of(3) {
             turn("abcdefgh", Length, 1)
         } else {
             turn(&format!("{}<|end|>", seed % 1000), Stop, 2)

@@ -79,7 +79,11 @@ impl Source for Two {
         Some(4)
     }
     fn draw(&self, index: u64, _seed: u64) -> BoxFuture<'_, Result<Prompt, SourceError>> {
-        let source = if index % 2 == 0 { "even" } else { "odd" };
+        let source = if index.is_multiple_of(2) {
+            "even"
+        } else {
+            "odd"
+        };
         let prompt = Prompt {
             id: PromptId {
                 source: source.into(),
