@@ -108,6 +108,20 @@ pub trait Comm<O: Ops>: Send + Sync {
     fn begin_reduce_scatter_float(&self, x: O::Float) -> Result<Begun<O::Float>> {
         self.reduce_scatter_float(&x).map(Begun::done)
     }
+    /// Begin a [`Self::all_reduce`], likewise.
+    ///
+    /// # Errors
+    /// As [`Self::all_reduce`].
+    fn begin_all_reduce(&self, x: O::Tensor) -> Result<Begun<O::Tensor>> {
+        self.all_reduce(&x).map(Begun::done)
+    }
+    /// Begin a [`Self::reduce_scatter`], likewise.
+    ///
+    /// # Errors
+    /// As [`Self::all_reduce`].
+    fn begin_reduce_scatter(&self, x: O::Tensor) -> Result<Begun<O::Tensor>> {
+        self.reduce_scatter(&x).map(Begun::done)
+    }
     /// Begin a [`Self::all_gather`], likewise.
     ///
     /// # Errors

@@ -579,6 +579,25 @@ impl Comm<Cuda> for Nccl {
         })
     }
 
+    fn begin_all_reduce(&self, x: Tensor) -> Result<Begun<Tensor>> {
+        let y = self.cuda.new_tensor(x.rows, x.cols, "a sum over ranks")?;
+        let (n, from, to) = (x.rows * x.cols, at(x.block.ptr), at(y.block.ptr));
+        self.begin("ncclAllReduce", (x, y), |handle, stream| {
+            // SAFETY: both hold n bf16 and live until the device's stream has waited.
+            unsafe { (self.api.all_reduce)(from, to, n, BF16, SUM, handle, stream) }
+        })
+    }
+
+    fn begin_reduce_scatter(&self, x: Tensor) -> Result<Begun<Tensor>> {
+        let rows = divided("reduce_scatter", x.rows, self.size())?;
+        let y = self.cuda.new_tensor(rows, x.cols, "a share of a sum")?;
+        let (n, from, to) = (rows * x.cols, at(x.block.ptr), at(y.block.ptr));
+        self.begin("ncclReduceScatter", (x, y), |handle, stream| {
+            // SAFETY: y holds n bf16, x as many for each member; both live until the device's stream has waited.
+            unsafe { (self.api.reduce_scatter)(from, to, n, BF16, SUM, handle, stream) }
+        })
+    }
+
     fn begin_all_gather(&self, x: Tensor) -> Result<Begun<Tensor>> {
         let rows = x.rows * self.size();
         let y = self.cuda.new_tensor(rows, x.cols, "gathered ranks")?;

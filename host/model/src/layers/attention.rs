@@ -223,35 +223,39 @@ impl Attention {
             None => (dout, dstream),
         };
         let (sum, stat, kept) = (&saved.sum, &saved.stat, saved.normed);
-        let rebuilds = kept.is_none();
-        // Rebuilt only when it is needed, after the attention's own memory is free again.
-        let normed = || match kept {
-            Some(normed) => pass.peers.enter(&normed),
-            None => pass.peers.enter(&self.norm.again(sum, ops, weights)?),
-        };
+        // Alone, rows are rebuilt only when they are needed, after the attention's own memory is free again.
+        let rebuilds_late = kept.is_none() && pass.peers.tp.is_none();
+        let normed = || kept.map_or_else(|| self.norm.again(sum, ops, weights), Ok);
         let dy = match (&self.core, saved.core) {
             // The norm's backward, which reads the stream, gives the normed rows too; the projection's gradient waits.
-            (Core::Grouped(core), SavedCore::Grouped(saved)) if rebuilds => {
+            (Core::Grouped(core), SavedCore::Grouped(saved)) if rebuilds_late => {
                 let dqkv = core.backward_to_rows(dout, saved, sequences, pass, grads)?;
                 let dx = core.qkv.input_gradient(&dqkv, ops, weights)?;
-                let dx = pass.peers.enter_backward(dx)?;
                 let past = Some(&dstream);
                 let (dsum, normed) = self
                     .norm
                     .backward_again(&dx, sum, stat, past, ops, weights, grads)?;
                 drop((dx, dstream));
-                let rows = pass.peers.enter(&normed)?;
-                core.qkv.accumulate(&dqkv, &rows, ops, grads)?;
+                core.qkv.accumulate(&dqkv, &normed, ops, grads)?;
                 return Ok(dsum);
             }
             (Core::Grouped(core), SavedCore::Grouped(saved)) => {
-                core.backward(dout, normed, saved, sequences, pass, grads)?
+                let rows = pass.peers.begin_enter(normed()?)?;
+                let dqkv = core.backward_to_rows(dout, saved, sequences, pass, grads)?;
+                let on = (ops, weights);
+                let peers = pass.peers;
+                let dx = peers.backward_of_entered(&core.qkv, &dqkv, rows, on, grads)?;
+                return self
+                    .norm
+                    .backward(&dx, sum, stat, Some(&dstream), ops, weights, grads);
             }
             (Core::Latent(core), SavedCore::Latent(saved)) => {
-                core.backward(dout, normed, saved, sequences, pass, grads)?
+                let rows = || pass.peers.enter(&normed()?);
+                core.backward(dout, rows, saved, sequences, pass, grads)?
             }
             (Core::Delta(core), SavedCore::Delta(saved)) => {
-                core.backward(dout, normed, saved, sequences, pass, grads)?
+                let rows = || pass.peers.enter(&normed()?);
+                core.backward(dout, rows, saved, sequences, pass, grads)?
             }
             _ => unreachable!("a core's backward takes what its own forward kept"),
         };

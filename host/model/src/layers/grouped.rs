@@ -224,24 +224,6 @@ impl Grouped {
         self.gated(out, gate.as_ref(), pass)
     }
 
-    /// Gradient of what forward gave → that of `x`, which `normed` gives again.
-    ///
-    /// # Errors
-    /// The device failed.
-    pub fn backward<O: Ops>(
-        &self,
-        dout: O::Tensor,
-        normed: impl FnOnce() -> Result<O::Tensor>,
-        saved: SavedGrouped<O>,
-        sequences: &Sequences,
-        pass: Pass<'_, O>,
-        grads: &mut Gradients<O>,
-    ) -> Result<O::Tensor> {
-        let dqkv = self.backward_to_rows(dout, saved, sequences, pass, grads)?;
-        let (ops, weights) = (pass.ops, pass.weights);
-        self.qkv.backward(&dqkv, &normed()?, ops, weights, grads)
-    }
-
     /// Gradient of what forward gave → that of the projection's rows.
     pub(super) fn backward_to_rows<O: Ops>(
         &self,

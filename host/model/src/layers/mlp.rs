@@ -239,7 +239,7 @@ impl Mlp {
         pass: Pass<'_, O>,
         grads: &mut Gradients<O>,
     ) -> Result<O::Tensor> {
-        if let (Body::Gated(gated), None) = (&self.body, &saved.normed) {
+        if let (Body::Gated(gated), None, None) = (&self.body, &saved.normed, &pass.peers.tp) {
             return self.backward_rebuilding(gated, dstream, saved, pass, grads);
         }
         let (ops, weights) = (pass.ops, pass.weights);
@@ -252,9 +252,11 @@ impl Mlp {
         let dx = match (&self.body, saved.body) {
             (Body::Gated(gated), SavedBody::Gated(saved)) => {
                 let dy = pass.peers.leave_backward(&dy)?;
-                let input = || pass.peers.enter(&normed()?);
-                let dx = gated.backward(&dy, input, saved, ops, weights, grads)?;
-                pass.peers.enter_backward(dx)?
+                let rows = pass.peers.begin_enter(normed()?)?;
+                let dgate_up = gated.backward_of_down(&dy, saved, ops, weights, grads)?;
+                let (linear, on) = (&gated.gate_up, (ops, weights));
+                pass.peers
+                    .backward_of_entered(linear, &dgate_up, rows, on, grads)?
             }
             (Body::Moe(moe), SavedBody::Moe(saved)) => {
                 moe.backward(&dy, normed, saved, pass, grads)?
@@ -266,7 +268,7 @@ impl Mlp {
             .backward(&dx, sum, &saved.stat, Some(dstream), ops, weights, grads)
     }
 
-    /// The same where normed rows are rebuilt: the norm's backward, which reads the stream, gives them too, and the first
+    /// The same alone, where normed rows are rebuilt: the norm's backward, which reads the stream, gives them too, and the first
     /// matrix's gradient waits for them.
     fn backward_rebuilding<O: Ops>(
         &self,
@@ -281,18 +283,15 @@ impl Mlp {
             unreachable!("a body's backward takes what its own forward kept")
         };
         let dy = PostNorm::backward(self.post.as_ref(), dstream, saved.post, pass, grads)?;
-        let dy = pass.peers.leave_backward(&dy)?;
         let dgate_up = gated.backward_of_down(&dy, body, ops, weights, grads)?;
         drop(dy);
         let dx = gated.gate_up.input_gradient(&dgate_up, ops, weights)?;
-        let dx = pass.peers.enter_backward(dx)?;
         let (sum, stat) = (&saved.sum, &saved.stat);
         let (dsum, normed) =
             self.norm
                 .backward_again(&dx, sum, stat, Some(dstream), ops, weights, grads)?;
         drop(dx);
-        let rows = pass.peers.enter(&normed)?;
-        gated.gate_up.accumulate(&dgate_up, &rows, ops, grads)?;
+        gated.gate_up.accumulate(&dgate_up, &normed, ops, grads)?;
         Ok(dsum)
     }
 }

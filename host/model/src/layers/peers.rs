@@ -11,10 +11,16 @@
 //! leave, sequence    reduce-scatter          all-gather rows
 //! ```
 //!
+//! In the backward the exchanges around a block's first matrix run beside it: its rows come while the rest of the block is
+//! gone through, the sum over ranks while its own gradient is made. Those around the second matrix are waited for.
+//!
 //! A mixture of experts sits between no such pair: its rows stay split, and go to their experts and back
 //! ([`super::dispatch`]). Context parallelism splits every sequence over ranks, two chunks each, and keys and values go round a ring
 //! ([`Peers::attention`]). A rank alone sends nothing. It knows no schedule and no optimizer; those are the trainer's.
 
+use super::linear::Linear;
+use super::{Gradients, Weights};
+use slime_kernels::comm::Begun;
 use slime_kernels::{Comm, Heads, KeySpan, Ops, Result, Sequences};
 use std::sync::Arc;
 
@@ -70,6 +76,40 @@ impl<O: Ops> Peers<O> {
             Some(tp) => tp.all_reduce(&dx),
             None => Ok(dx),
         }
+    }
+
+    /// Begin [`Self::enter`], beside what this rank computes until it needs the rows.
+    ///
+    /// # Errors
+    /// A peer failed.
+    pub fn begin_enter(&self, x: O::Tensor) -> Result<Begun<O::Tensor>> {
+        match &self.tp {
+            Some(tp) if self.sequence_parallel => tp.begin_all_gather(x),
+            _ => Ok(Begun::done(x)),
+        }
+    }
+
+    /// The backward of a matrix split by outputs: `dy` → `dx`, summed over ranks while the matrix's own gradient is made
+    /// from the rows that were entered.
+    ///
+    /// # Errors
+    /// A peer or the device failed.
+    pub fn backward_of_entered(
+        &self,
+        linear: &Linear,
+        dy: &O::Tensor,
+        entered: Begun<O::Tensor>,
+        (ops, weights): (&O, &Weights<O>),
+        grads: &mut Gradients<O>,
+    ) -> Result<O::Tensor> {
+        let dx = linear.input_gradient(dy, ops, weights)?;
+        let dx = match &self.tp {
+            Some(tp) if self.sequence_parallel => tp.begin_reduce_scatter(dx)?,
+            Some(tp) => tp.begin_all_reduce(dx)?,
+            None => Begun::done(dx),
+        };
+        linear.accumulate(dy, &entered.wait()?, ops, grads)?;
+        dx.wait()
     }
 
     /// Rows from a matrix split by inputs: `y` is this rank's part of the sum.

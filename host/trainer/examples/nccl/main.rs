@@ -73,6 +73,9 @@ fn spec(name: &str) -> Result<Arc<ModelSpec>, Failure> {
     Ok(Arc::new(from_config(&config)?))
 }
 
+/// A prime, so that no two rows of a matrix are the same.
+const REPEATED: usize = 65_521;
+
 /// Fixed numbers of variance about `scale²`, the same for every caller.
 fn weight(param: &ParamSpec) -> Vec<f32> {
     if param.kind.is_norm() {
@@ -82,14 +85,17 @@ fn weight(param: &ParamSpec) -> Vec<f32> {
         .name
         .bytes()
         .fold(7u64, |h, b| h.wrapping_mul(31).wrapping_add(u64::from(b)));
-    (0..param.len())
+    let drawn: Vec<f32> = (0..REPEATED.min(param.len()))
         .map(|_| {
             state = state
                 .wrapping_mul(6_364_136_223_846_793_005)
                 .wrapping_add(1_442_695_040_888_963_407);
             ((state >> 40) as f32 / (1u64 << 23) as f32 - 1.0) * 0.035
         })
-        .collect()
+        .collect();
+    let mut all = drawn.repeat(param.len().div_ceil(drawn.len().max(1)));
+    all.truncate(param.len());
+    all
 }
 
 fn records(count: usize, prompt: usize, response: usize, vocab: usize) -> Vec<RolloutRecord> {
