@@ -2,6 +2,7 @@
 
 use super::{Failure, Where, config, one, ranks, records, spec};
 use serde_json::json;
+use slime_core::Step;
 use slime_kernels::Ops;
 use slime_trainer::TrainMetrics;
 use slime_trainer::parallel::ParallelConfig;
@@ -44,13 +45,14 @@ fn distance(a: &[f64], b: &[f64]) -> f64 {
     norm(&mut a.iter().zip(b).map(|(a, b)| a - b)) / norm(&mut b.iter().copied()).max(1e-300)
 }
 
-/// One GRPO step of every layout against one GPU. The bounds are those of bf16 between layouts: 8e-3 for what a forward
-/// gives, 1.5e-2 for gradients.
+/// One GRPO step of every layout against one GPU; the same step once more, for the same bits; and the next step on one GPU
+/// that resumes from the layout's checkpoint. The bounds are those of bf16 between layouts: 8e-3 for what a forward gives,
+/// 1.5e-2 for gradients.
 pub(crate) fn check(name: &str, place: Where) -> Result<bool, Failure> {
     let spec = spec(name)?;
     let (config, records) = (config(2048), records(16, 64, 192, spec.vocab));
     let mut trainer = one(&spec, &config)?;
-    let want: TrainMetrics = trainer.train(&records)?.swap_remove(0);
+    let want = trainer.train(&records)?.swap_remove(0);
     let ops = trainer.network().ops().clone();
     let mut grads = Vec::new();
     for grad in &trainer.gradients().0 {
@@ -68,22 +70,40 @@ pub(crate) fn check(name: &str, place: Where) -> Result<bool, Failure> {
                 worst = (gap, param.name.clone());
             }
         }
-        let gap = |a: f64, b: f64| (a - b).abs() / b.abs().max(1e-3);
-        let norms = (
-            got.grad_norm.unwrap_or(f64::NAN),
-            want.grad_norm.unwrap_or(f64::NAN),
-        );
-        let entropy = gap(got.entropy, want.entropy);
-        let holds = entropy < 8e-3 && gap(norms.0, norms.1) < 1.5e-2 && worst.0 < 3e-2;
+        let folder = std::env::temp_dir().join(format!("slime-nccl-{}", std::process::id()));
+        trainer.save(&folder, Step(1))?;
+        let next = trainer.train(&records)?.swap_remove(0);
+        drop(trainer);
+        let mut resumed = one(&spec, &config)?;
+        resumed.load(&folder)?;
+        std::fs::remove_dir_all(&folder)?;
+        let after = resumed.train(&records)?.swap_remove(0);
+        drop(resumed);
+        let (mut again, _) = ranks(&spec, &parallel, &config, place)?;
+        let repeated = again.train(&records)?.swap_remove(0);
+        let repeats = bits(&repeated) == bits(&got);
+        let holds = near(&got, &want) && worst.0 < 3e-2 && near(&after, &next) && repeats;
         all_hold &= holds;
         println!(
             "{}",
             json!({
                 "model": name, "layout": parallel.short(), "holds": holds, "loss": [got.loss, want.loss],
-                "entropy": [got.entropy, want.entropy], "grad_norm": [norms.0, norms.1],
-                "worst_gradient": worst.1, "worst_gradient_gap": worst.0,
+                "entropy": [got.entropy, want.entropy], "grad_norm": [got.grad_norm, want.grad_norm],
+                "worst_gradient": worst.1, "worst_gradient_gap": worst.0, "repeats": repeats,
+                "resumed_on_one": [[after.entropy, next.entropy], [after.grad_norm, next.grad_norm]],
             })
         );
     }
     Ok(all_hold)
+}
+
+fn near(a: &TrainMetrics, b: &TrainMetrics) -> bool {
+    let gap = |a: f64, b: f64| (a - b).abs() / b.abs().max(1e-3);
+    let norm = |metrics: &TrainMetrics| metrics.grad_norm.unwrap_or(f64::NAN);
+    gap(a.entropy, b.entropy) < 8e-3 && gap(norm(a), norm(b)) < 1.5e-2
+}
+
+fn bits(metrics: &TrainMetrics) -> [u64; 3] {
+    let norm = metrics.grad_norm.unwrap_or(f64::NAN);
+    [metrics.loss, metrics.entropy, norm].map(f64::to_bits)
 }
