@@ -16,6 +16,8 @@ pub(crate) enum Kind {
     Float,
     /// Kept in fp32, from intermediate results in bf16.
     FloatOfRounded,
+    /// Stored in bf16, from an output that was merged in bf16 twice: a single pair of query and key has nothing to average.
+    Merged,
     /// Moved, not computed.
     Exact,
 }
@@ -521,7 +523,7 @@ impl Body {
                         dq.extend_from_slice(of_query);
                         rest.extend_from_slice(of_key);
                     }
-                    out.put("dq", Kind::Rounded, dq);
+                    out.put("dq", Kind::Merged, dq);
                     out.put("own keys", Kind::Exact, rest);
                     let (mut dk, mut dv) = (Vec::new(), Vec::new());
                     for row in o.read_f64(&dkv)?.chunks_exact(width) {
@@ -529,7 +531,7 @@ impl Body {
                         dk.extend_from_slice(of_key);
                         dv.extend_from_slice(of_value);
                     }
-                    out.put("dk", Kind::Rounded, dk);
+                    out.put("dk", Kind::Merged, dk);
                     out.put("dv", Kind::Rounded, dv);
                 }
                 Ok(())

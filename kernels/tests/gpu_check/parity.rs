@@ -10,6 +10,7 @@ fn limit(kind: Kind) -> f64 {
         Kind::Rounded => 6e-3,
         Kind::Float => 2e-4,
         Kind::FloatOfRounded => 6e-3,
+        Kind::Merged => 1e-2,
         Kind::Exact => 0.0,
     }
 }
