@@ -99,11 +99,7 @@ impl<O: Ops> Trainer<O> {
         }
         let num_steps = batches.len();
         let Some(teacher) = &self.teacher else {
-            let known = |batch: &Batch<'_>| batch.columns.teacher.iter().all(|p| !p.is_nan());
-            return match batches.iter().all(known) {
-                true => Ok(()),
-                false => Err(Error::NoTeacher),
-            };
+            return check_taught(batches);
         };
         for (step, (batch, packed)) in batches.iter_mut().zip(packed).enumerate() {
             let at = (step, num_steps);
@@ -176,6 +172,15 @@ pub(crate) fn check_rollout_logprobs(
             detail: format!("{option} needs rollout_log_probs, and it has none"),
         }),
         None => Ok(()),
+    }
+}
+
+/// Without a teacher in the trainer: do all records bring one's log-probs?
+pub(crate) fn check_taught(batches: &[Batch<'_>]) -> Result<()> {
+    let known = |batch: &Batch<'_>| batch.columns.teacher.iter().all(|p| !p.is_nan());
+    match batches.iter().all(known) {
+        true => Ok(()),
+        false => Err(Error::NoTeacher),
     }
 }
 

@@ -144,13 +144,7 @@ impl<O: Ops> Trainer<O> {
     /// # Errors
     /// They do not fit `spec`, or its tokens are others.
     pub fn with_teacher(mut self, spec: Arc<ModelSpec>, weights: Vec<O::Tensor>) -> Result<Self> {
-        if spec.vocab < self.vocab {
-            return Err(slime_model::Error::Input(format!(
-                "the teacher knows {} tokens, the student {}: distillation compares log-probs of the same tokens",
-                spec.vocab, self.vocab
-            ))
-            .into());
-        }
+        check_teacher(&spec, self.vocab)?;
         self.teacher = Some(Network::new(self.ops.clone(), spec, weights)?);
         Ok(self)
     }
@@ -466,6 +460,18 @@ pub(crate) fn without_policy(
         num_updates: progress.num_updates,
         ..TrainMetrics::default()
     }
+}
+
+/// Does it know the student's tokens?
+pub(crate) fn check_teacher(spec: &ModelSpec, vocab: usize) -> Result<()> {
+    if spec.vocab >= vocab {
+        return Ok(());
+    }
+    Err(slime_model::Error::Input(format!(
+        "the teacher knows {} tokens, the student {vocab}: distillation compares log-probs of the same tokens",
+        spec.vocab
+    ))
+    .into())
 }
 
 /// Routes are a mixture of experts'.

@@ -100,7 +100,9 @@ async fn train<O: Machine>(
     if let Some(teacher) = &plan.model.teacher {
         let (spec, weights) = load_teacher(&model, teacher, &*ops)
             .map_err(|e| refused(&said, &["model.teacher_load"], e))?;
-        trainer = trainer.with_teacher(spec, weights).map_err(train_failed)?;
+        trainer = trainer
+            .with_teacher(&ops, spec, weights)
+            .map_err(train_failed)?;
     }
     console.line(&console::header(&[
         ("model", format!("{} ({})", model.name(), model.size())),

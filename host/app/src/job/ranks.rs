@@ -115,15 +115,25 @@ impl<O: Ops> Ranks<O> {
     /// Give it a teacher.
     ///
     /// # Errors
-    /// The weights do not fit; or there are several ranks, which the check of the configuration refuses before.
-    pub fn with_teacher(self, spec: Arc<ModelSpec>, weights: Vec<O::Tensor>) -> Result<Self> {
-        match self {
-            Self::One(trainer) => Ok(Self::One(Box::new(trainer.with_teacher(spec, weights)?))),
-            Self::Many(_) | Self::Far(_) => Err(Error::Config(vec![Problem {
-                key: "use_opd",
-                detail: "a teacher runs on one rank: leave the parallel sizes out".into(),
-            }])),
-        }
+    /// The weights do not fit, or the layout does not.
+    pub fn with_teacher(
+        self,
+        ops: &Arc<O>,
+        spec: Arc<ModelSpec>,
+        weights: Vec<O::Tensor>,
+    ) -> Result<Self> {
+        let whole = |weights| source(ops.clone(), &spec, weights);
+        Ok(match self {
+            Self::One(trainer) => Self::One(Box::new(trainer.with_teacher(spec, weights)?)),
+            Self::Many(trainer) => {
+                let weights = whole(weights);
+                Self::Many(Box::new(trainer.with_teacher(spec, weights)?))
+            }
+            Self::Far(trainer) => {
+                let weights = whole(weights);
+                Self::Far(Box::new(trainer.with_teacher(spec, &weights)?))
+            }
+        })
     }
 
     /// Train on the records of one rollout step.

@@ -131,7 +131,7 @@ pub async fn learner<O: Machine>(
             .map_err(|e| refused(&opened.said, &["model.teacher_load"], e))?;
         learner.trainer = learner
             .trainer
-            .with_teacher(spec, weights)
+            .with_teacher(&ops, spec, weights)
             .map_err(train_failed)?;
     }
     let start = learner.resume(&usable)?;
@@ -153,6 +153,7 @@ fn told(opened: &Opened, dir: &Path, warmed: bool) -> Result<Begin> {
         dir: absolute(dir)?,
         weights: if warmed { own } else { From::Model },
         reference: plan.train.needs_reference().is_some().then_some(reference),
+        teacher: plan.model.teacher.as_deref().map(absolute).transpose()?,
     })
 }
 

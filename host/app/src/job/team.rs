@@ -10,7 +10,7 @@ use super::run_dir;
 use crate::config::{Plan, Problem, Said, Verb, resolve};
 use crate::error::{Failure, Result};
 use crate::wire::device::on_device;
-use crate::wire::model::{load_other, model_failed};
+use crate::wire::model::{load_other, load_teacher, model_failed};
 use crate::wire::{Computer, Model};
 use serde::{Deserialize, Serialize};
 use slime_core::Step;
@@ -47,6 +47,8 @@ pub struct Begin {
     pub weights: From,
     /// What the KL is taken to, where there is one.
     pub reference: Option<From>,
+    /// An HF directory of the teacher, where it is in the trainer.
+    pub teacher: Option<PathBuf>,
 }
 
 /// Tell every rank how to begin → the steps of which all of them see a checkpoint, in order.
@@ -146,6 +148,12 @@ fn rank<O: Ops>(
         own.set_reference(&cut_from(&**ops, &*weights))
             .map_err(train_failed)?;
     }
+    if let Some(teacher) = &begin.teacher {
+        let (spec, weights) = load_teacher(model, teacher, &**ops).map_err(model_failed)?;
+        let weights = super::ranks::source(ops.clone(), &spec, weights);
+        own.set_teacher(spec, &cut_from(&**ops, &*weights))
+            .map_err(train_failed)?;
+    }
     obey(&mut own, processes).map_err(train_failed)
 }
 
@@ -209,6 +217,7 @@ mod tests {
             dir: "run".into(),
             weights: From::Model,
             reference: Some(From::Directory("reference".into())),
+            teacher: None,
         };
         let agreed = std::thread::scope(|scope| {
             for (rank, steps) in [(1, "[0,3,6,9]"), (2, "[3,6,7]")] {

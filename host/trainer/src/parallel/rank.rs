@@ -22,17 +22,17 @@ use crate::critic::{self, CriticReport};
 use crate::data::rollouts::{Limits, check_tokens, rollouts};
 use crate::data::{Batch, split_steps};
 use crate::metrics::TrainMetrics;
-use crate::passes::{check_rollout_logprobs, correct};
+use crate::passes::{check_rollout_logprobs, check_taught, correct};
 use crate::step::{Evaluation, Scores, metrics};
 use crate::trainer::{
-    TokenScores, recompute_of, refuse_replay_without_experts, warn_if_nothing_to_learn,
-    without_policy,
+    TokenScores, check_teacher, recompute_of, refuse_replay_without_experts,
+    warn_if_nothing_to_learn, without_policy,
 };
 use crate::{Error, Result, advantages};
 use slime_core::RolloutRecord;
 use slime_kernels::{Ops, Reduce, TokenStats};
-use slime_model::ModelSpec;
 use slime_model::layers::{Gradients, Recompute, Routes};
+use slime_model::{Ffn, ModelSpec};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -49,6 +49,7 @@ pub struct Rank<O: Ops> {
     /// Its part of the model.
     pub stage: Stage<O>,
     reference: Option<Stage<O>>,
+    teacher: Option<Stage<O>>,
     /// Its part of the critic, for an estimator that has one.
     pub(super) critic: Option<RankCritic<O>>,
     /// Its part of the gradients, summed over the ranks that hold copies but not over data-parallel ranks.
@@ -89,6 +90,7 @@ impl<O: Ops> Rank<O> {
         Ok(Self {
             grads: stage.gradients()?,
             reference: None,
+            teacher: None,
             critic,
             ops,
             config,
@@ -109,6 +111,24 @@ impl<O: Ops> Rank<O> {
         let (ops, spec) = (self.ops.clone(), self.stage.spec.clone());
         let stage = Stage::new(ops, spec, &self.mesh, &self.parallel, make)?;
         self.reference = Some(stage);
+        Ok(())
+    }
+
+    /// Give it the weights of a teacher to distil from: any model over the same tokens that the layout fits.
+    ///
+    /// # Errors
+    /// The layout does not fit it, its tokens are others, or the device has no room.
+    pub fn set_teacher(&mut self, spec: Arc<ModelSpec>, make: &Make<'_, O>) -> Result<()> {
+        check_teacher(&spec, self.vocab)?;
+        let mut parallel = self.parallel.clone();
+        if !spec.layers.iter().any(|l| matches!(l.ffn, Ffn::Moe(_))) {
+            // A dense teacher of a mixture: nothing of it is an expert's.
+            parallel.expert_model_parallel_size = 1;
+            parallel.expert_tensor_parallel_size = None;
+        }
+        let mut stage = Stage::new(self.ops.clone(), spec, &self.mesh, &parallel, make)?;
+        stage.replays = false;
+        self.teacher = Some(stage);
         Ok(())
     }
 
@@ -166,6 +186,13 @@ impl<O: Ops> Rank<O> {
             for (batch, micros) in batches.iter_mut().zip(&micros) {
                 batch.columns.reference = self.scores(reference, batch, micros, None)?.logp;
             }
+        }
+        if let Some(teacher) = self.teacher.as_ref().filter(|_| self.config.use_opd) {
+            for (batch, micros) in batches.iter_mut().zip(&micros) {
+                batch.columns.teacher = self.scores(teacher, batch, micros, None)?.logp;
+            }
+        } else if self.config.use_opd {
+            check_taught(&batches)?;
         }
         // Weights without values choose no experts.
         if self.config.use_rollout_routing_replay && self.ops.computes() {

@@ -178,6 +178,18 @@ impl<O: Ops> ParallelTrainer<O> {
         Ok(self)
     }
 
+    /// Give it the weights of a teacher to distil from: any model over the same tokens that the layout fits.
+    ///
+    /// # Errors
+    /// The layout does not fit it, its tokens are others, or a rank failed.
+    pub fn with_teacher(self, spec: Arc<ModelSpec>, weights: Weights) -> Result<Self> {
+        self.on_all(move |rank| {
+            let ops = rank.ops.clone();
+            rank.set_teacher(spec.clone(), &cut_from(&*ops, &*weights))
+        })?;
+        Ok(self)
+    }
+
     /// The model.
     pub fn spec(&self) -> &Arc<ModelSpec> {
         &self.training.spec
@@ -412,6 +424,7 @@ pub(super) fn is_refusal(error: &Error) -> bool {
             | Error::Sequence { .. }
             | Error::Empty
             | Error::NoReference(_)
+            | Error::NoTeacher
             | Error::Checkpoint { .. }
             | Error::OtherModel { .. }
     )

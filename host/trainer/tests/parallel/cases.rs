@@ -405,6 +405,23 @@ fn critic(all: &mut Vec<Case>) {
     all.push(of("16 ranks", sequence_parallel(sizes(2, 2, 2, 2))));
 }
 
+/// A teacher of another family, also of a mixture, whose experts it has not.
+fn teacher(all: &mut Vec<Case>) {
+    let taught = |c: &mut TrainConfig| {
+        c.use_opd = true;
+        c.opd_kl_coef = 0.7;
+    };
+    let of = |parallel| case("teacher", "", parallel).with(taught);
+    all.push(of(sequence_parallel(sizes(2, 2, 1, 1))).quick());
+    all.push(of(sizes(1, 1, 2, 2)).quick());
+    all.push(of(sizes(1, 4, 1, 1)));
+    let moe = experts(4, 1, sequence_parallel(sizes(2, 2, 1, 2)));
+    let mut told = of(moe).toy("qwen3_moe", 4, false);
+    told.config.use_rollout_routing_replay = true;
+    told.records = routed(told.records, told.toy);
+    all.push(told.quick());
+}
+
 /// Layer kinds that the toy does not have.
 fn families(all: &mut Vec<Case>) {
     let of = |family, name: &str, parallel| case("families", name, parallel).toy(family, 4, false);
@@ -497,6 +514,7 @@ pub(crate) fn all() -> Vec<Case> {
     expert(&mut all);
     replay(&mut all);
     critic(&mut all);
+    teacher(&mut all);
     families(&mut all);
     packing(&mut all);
     recompute(&mut all);

@@ -19,8 +19,9 @@ use base64::engine::general_purpose::STANDARD;
 use cases::{Case, sizes};
 use slime_kernels::{Cpu, Ops};
 use slime_model::layers::Recompute;
-use slime_trainer::parallel::ParallelConfig;
-use slime_trainer::{TrainConfig, TrainMetrics};
+use slime_trainer::parallel::trainer::{PATIENCE, Weights};
+use slime_trainer::parallel::{ParallelConfig, ParallelTrainer, Training};
+use slime_trainer::{Error, TrainConfig, TrainMetrics};
 use std::sync::Arc;
 use toy::{Gaps, Outcome, Toy, config, gaps, mixed, on_many, on_one};
 
@@ -100,6 +101,41 @@ fn ranks_that_train_a_critic_equal_one_rank_that_does() {
         explained.len() == 4 && metrics[3].critic_grad_norm > Some(0.0),
         "{metrics:?}"
     );
+}
+
+#[test]
+fn ranks_that_distil_from_a_teacher_equal_one_rank_that_does() {
+    quick("teacher");
+}
+
+#[test]
+fn ranks_without_a_teacher_ask_for_one_and_take_the_records() {
+    let config = TrainConfig {
+        use_opd: true,
+        ..config()
+    };
+    let layout = sizes(1, 1, 1, 2);
+    let training = Training {
+        spec: Toy::PLAIN.spec(),
+        config: TrainConfig {
+            use_kl_loss: false,
+            kl_loss_coef: 0.0,
+            ..config
+        },
+        parallel: layout,
+        vocab: 259,
+    };
+    let device = |_| Ok(Arc::new(Cpu::<f64>::new()));
+    let weights: Weights = Arc::new(|param| Ok(toy::weight(param)));
+    let mut trainer = ParallelTrainer::of_threads(training, weights, device, PATIENCE).unwrap();
+    let mut records = mixed();
+    let error = trainer.train(&records).unwrap_err();
+    assert!(matches!(error, Error::NoTeacher), "{error}");
+    for record in &mut records {
+        record.teacher_log_probs = record.rollout_log_probs.iter().map(|p| p - 0.1).collect();
+    }
+    let metrics = trainer.train(&records).unwrap();
+    assert!(metrics.iter().all(|m| m.opd_reverse_kl.is_some()));
 }
 
 /// Or ranks that ignore what is to be replayed would pass.

@@ -136,6 +136,18 @@ pub(crate) fn reference_weight(param: &ParamSpec) -> Vec<f32> {
     weight(param).iter().map(|w| w * 0.9).collect()
 }
 
+/// A teacher's weights: those of another model of another family.
+pub(crate) fn teacher_weight(param: &ParamSpec) -> Vec<f32> {
+    weight(param).iter().map(|w| w * 1.1).collect()
+}
+
+/// Dense, with narrower layers and as many tokens.
+pub(crate) const TEACHER: Toy = Toy {
+    family: "llama",
+    kv: 4,
+    tied: true,
+};
+
 /// Prompt and response lengths of a rollout.
 pub(crate) type Lengths = (usize, usize);
 
@@ -261,6 +273,17 @@ pub(crate) fn on_one<O: Ops>(
     let trainer = trainer.expect("the configuration is valid");
     let trainer = trainer.with_reference(tensors(reference_weight));
     let mut trainer = trainer.expect("the reference fits").with_vocab(259);
+    if config.use_opd {
+        let teacher = TEACHER.spec();
+        let tensor = |p: &ParamSpec| ops.tensor(p.rows, p.cols, &teacher_weight(p));
+        let weights = params(&teacher)
+            .iter()
+            .map(tensor)
+            .collect::<Result<_, _>>();
+        let weights = weights.expect("the device has room");
+        let taught = trainer.with_teacher(teacher, weights);
+        trainer = taught.expect("the teacher fits");
+    }
     let metrics = trainer.train(records).expect("one rank trains");
     let all = trainer.network().params().clone();
     let read = |i: usize| {
@@ -301,9 +324,13 @@ pub(crate) fn ranks<O: Ops>(
     let reference: Weights = Arc::new(|param| Ok(reference_weight(param)));
     let device = move |_| Ok(Arc::new(device()));
     let trainer = ParallelTrainer::of_threads(training, weights, device, PATIENCE)?;
-    match config.needs_reference() {
-        Some(_) => trainer.with_reference(reference),
-        None => Ok(trainer),
+    let trainer = match config.needs_reference() {
+        Some(_) => trainer.with_reference(reference)?,
+        None => trainer,
+    };
+    match config.use_opd {
+        true => trainer.with_teacher(TEACHER.spec(), Arc::new(|param| Ok(teacher_weight(param)))),
+        false => Ok(trainer),
     }
 }
 
@@ -377,6 +404,7 @@ pub(crate) fn gaps(got: &Outcome, want: &Outcome) -> Gaps {
                 if m.entropy.is_nan() { 0.0 } else { m.entropy },
                 norm,
                 m.lr,
+                m.opd_reverse_kl.unwrap_or(0.0),
                 m.value_loss.unwrap_or(0.0),
                 m.value_clipfrac.unwrap_or(0.0),
                 m.value_explained.unwrap_or(0.0),

@@ -6,7 +6,6 @@ use crate::config::problem::Problem;
 use crate::config::schema::is_key;
 use crate::config::servers::{LaunchPlan, Usage};
 use slime_trainer::TrainConfig;
-use slime_trainer::algo::Estimator;
 
 impl Check<'_> {
     pub(super) fn model(&mut self) {
@@ -128,27 +127,6 @@ impl Check<'_> {
             t.data_parallel_size,
         ];
         let world: usize = several.iter().map(|n| n.unwrap_or(1)).product();
-        let trained_beside = [
-            (
-                self.said.config.algorithm.advantage_estimator == Some(Estimator::Ppo),
-                "algorithm.advantage_estimator",
-                "a critic",
-            ),
-            (
-                self.said.config.algorithm.use_opd.unwrap_or(false),
-                "algorithm.use_opd",
-                "a teacher",
-            ),
-        ];
-        for (asked, key, what) in trained_beside {
-            if world != 1 && asked {
-                self.refuse(
-                    key,
-                    format!("{what} runs on one rank, and the layout has {world}"),
-                    "leave the parallel sizes out",
-                );
-            }
-        }
         if self.verb == Verb::Sft && world != 1 {
             self.refuse(
                 "train.data_parallel_size",

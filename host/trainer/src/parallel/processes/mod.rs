@@ -165,6 +165,18 @@ impl<O: Ops> ProcessTrainer<O> {
         Ok(self)
     }
 
+    /// Give this rank its part of a teacher; the others take theirs before they follow.
+    ///
+    /// # Errors
+    /// The layout does not fit it, or its tokens are others.
+    pub fn with_teacher(self, spec: Arc<ModelSpec>, weights: &Weights) -> Result<Self> {
+        let mut rank = self.own();
+        let ops = rank.ops.clone();
+        rank.set_teacher(spec, &cut_from(&*ops, &**weights))?;
+        drop(rank);
+        Ok(self)
+    }
+
     /// The model.
     pub fn spec(&self) -> &Arc<ModelSpec> {
         &self.training.spec
