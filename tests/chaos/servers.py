@@ -3,9 +3,10 @@
 picks the server, and is killed a step later.
 
     python3 tests/chaos/servers.py target/release/slime-host plugins/arith MODEL [--steps 5] [--command '["python3", "-m", "sglang.launch_server"]']
-        [--router '["python3", "-m", "sglang_router.launch_router"]'] [-- MORE ARGUMENTS OF run]
+        [--router '["python3", "-m", "sglang_router.launch_router"]'] [--sglang-config FILE --victim prefill] [-- MORE ARGUMENTS OF run]
 
-MODEL is an HF directory. Holds when every step trained its groups, each exactly once and with all of its rollouts scored, no
+MODEL is an HF directory. With --sglang-config the file lays two servers out, like a pair of prefill and decode; --victim is a word
+of the command line of the one that is killed. Holds when every step trained its groups, each exactly once and with all of its rollouts scored, no
 rollout was lost to the dead server, the server came back, and in the end both serve the newest weights. Prints a row a step.
 Needs nothing but Python here; the servers need SGLang.
 """
@@ -67,14 +68,17 @@ def main():
     parser.add_argument("--kill-at", type=int, default=1, help="the step during which a server is killed")
     parser.add_argument("--command", default='["python3", "-m", "sglang.launch_server"]')
     parser.add_argument("--router", help="what launches a router, as a list")
+    parser.add_argument("--sglang-config", help="a file that lays two servers out")
+    parser.add_argument("--victim", help="kill the server with this word in its command line")
     parser.add_argument("--keep", help="directory of the run, kept afterwards")
     end = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
     args = parser.parse_args(sys.argv[1:end])
     with tempfile.TemporaryDirectory() as folder:
         run_dir = args.keep or os.path.join(folder, "run")
         log = open(os.path.join(folder, "log"), "w+", encoding="utf-8")
+        laid_out = ["--sglang-config", args.sglang_config] if args.sglang_config else ["--rollout-num-engines", "2"]
         line = [args.binary, "run", args.plugin, "--hf-checkpoint", args.model, "--num-rollout", str(args.steps), "--rollout-batch-size", str(args.groups),
-                "--n-samples-per-prompt", str(args.samples), "--rollout-num-engines", "2", "--set", f"rollout.engine_command={args.command}", "--set", f"run.dir={run_dir}", *sys.argv[end + 1:]]
+                "--n-samples-per-prompt", str(args.samples), *laid_out, "--set", f"rollout.engine_command={args.command}", "--set", f"run.dir={run_dir}", *sys.argv[end + 1:]]
         router = None
         if args.router:
             port, metrics = free_port(), free_port()
@@ -130,7 +134,8 @@ def watch(args, run, run_dir, router):
         now = servers(run.pid)
         met = in_the_middle(run_dir) if len(now) == 2 else None
         if killed is None and met and len(rows(run_dir)) == args.kill_at:
-            first, killed = next(iter(now.items()))
+            lines = children(run.pid)
+            first, killed = next((port, pid) for port, pid in now.items() if not args.victim or args.victim in lines.get(pid, ()))
             os.kill(killed, signal.SIGKILL)
             print(f"killed the server on port {first} after {time.monotonic() - begin:.0f} s, {met[0]} rollouts in, {met[1]} being sampled", flush=True)
         if router and router.poll() is None and in_the_middle(run_dir) and len(rows(run_dir)) == args.kill_at + 1:
