@@ -111,7 +111,9 @@ async fn a_refusal_of_either_half_is_the_requests_own_fault() {
 #[tokio::test]
 async fn a_prefill_server_that_gave_up_is_asked_again() {
     let (prefill, decode) = (server().await, server().await);
-    let gave_up = answer(&[], json!({ "type": "abort", "message": "paused" }), "1");
+    // Late enough for the other half to have been asked, too.
+    let gave_up = answer(&[], json!({ "type": "abort", "message": "paused" }), "1")
+        .set_delay(Duration::from_millis(500));
     generate(&prefill, gave_up, Some(1), 1).await;
     generate(&prefill, answer(&[7], length(), "1"), None, 5).await;
     let waits = answer(&[9], stop(), "1").set_delay(Duration::from_secs(9));
