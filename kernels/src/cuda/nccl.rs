@@ -342,6 +342,49 @@ impl Nccl {
         }))
     }
 
+    // What is called with a stream: blocks are found now, and have to live until the stream has passed the call.
+
+    /// `y` becomes everybody's sum of `x`.
+    fn sum(&self, x: &Tensor, y: &Tensor) -> impl FnOnce(Handle, *mut c_void) -> Status + use<> {
+        let (sum, n) = (self.api.all_reduce, x.rows * x.cols);
+        let (from, to) = (at(x.block.ptr), at(y.block.ptr));
+        // SAFETY: both blocks hold n bf16.
+        move |handle, stream| unsafe { sum(from, to, n, BF16, SUM, handle, stream) }
+    }
+
+    /// `y` becomes everybody's `x`.
+    fn gather(&self, x: &Tensor, y: &Tensor) -> impl FnOnce(Handle, *mut c_void) -> Status + use<> {
+        let (gather, n) = (self.api.all_gather, x.rows * x.cols);
+        let (from, to) = (at(x.block.ptr), at(y.block.ptr));
+        // SAFETY: x holds n bf16, y as many for each member.
+        move |handle, stream| unsafe { gather(from, to, n, BF16, handle, stream) }
+    }
+
+    /// `y` becomes this rank's share of everybody's sum of `x`.
+    fn scatter(
+        &self,
+        x: &Tensor,
+        y: &Tensor,
+    ) -> impl FnOnce(Handle, *mut c_void) -> Status + use<> {
+        let (scatter, n) = (self.api.reduce_scatter, y.rows * y.cols);
+        let (from, to) = (at(x.block.ptr), at(y.block.ptr));
+        // SAFETY: y holds n bf16, x as many for each member.
+        move |handle, stream| unsafe { scatter(from, to, n, BF16, SUM, handle, stream) }
+    }
+
+    /// The same of accumulators.
+    fn scatter_float(
+        &self,
+        x: &Float,
+        y: &Float,
+    ) -> Result<impl FnOnce(Handle, *mut c_void) -> Status + use<>> {
+        let (scatter, n) = (self.api.reduce_scatter, y.rows * y.cols);
+        let device = &self.cuda.device;
+        let (from, to) = (at(x.at(device)?), at(y.at(device)?));
+        // SAFETY: y holds n f32, x as many for each member.
+        Ok(move |handle, stream| unsafe { scatter(from, to, n, F32, SUM, handle, stream) })
+    }
+
     /// Several sends and receives as one call.
     fn grouped(&self, op: &str, calls: impl FnOnce(Handle, *mut c_void) -> Status) -> Result<()> {
         self.call(op, |handle, stream| {
@@ -397,55 +440,21 @@ impl Comm<Cuda> for Nccl {
 
     fn all_reduce(&self, x: &Tensor) -> Result<Tensor> {
         let y = self.cuda.new_tensor(x.rows, x.cols, "a sum over ranks")?;
-        let n = x.rows * x.cols;
-        self.call("ncclAllReduce", |handle, stream| {
-            // SAFETY: both blocks hold n bf16 and live in stream order.
-            unsafe {
-                (self.api.all_reduce)(
-                    at(x.block.ptr),
-                    at(y.block.ptr),
-                    n,
-                    BF16,
-                    SUM,
-                    handle,
-                    stream,
-                )
-            }
-        })?;
+        self.call("ncclAllReduce", self.sum(x, &y))?;
         Ok(y)
     }
 
     fn all_gather(&self, x: &Tensor) -> Result<Tensor> {
         let rows = x.rows * self.size();
         let y = self.cuda.new_tensor(rows, x.cols, "gathered ranks")?;
-        let n = x.rows * x.cols;
-        self.call("ncclAllGather", |handle, stream| {
-            // SAFETY: x holds n bf16, y as many for each member.
-            unsafe {
-                (self.api.all_gather)(at(x.block.ptr), at(y.block.ptr), n, BF16, handle, stream)
-            }
-        })?;
+        self.call("ncclAllGather", self.gather(x, &y))?;
         Ok(y)
     }
 
     fn reduce_scatter(&self, x: &Tensor) -> Result<Tensor> {
         let rows = divided("reduce_scatter", x.rows, self.size())?;
         let y = self.cuda.new_tensor(rows, x.cols, "a share of a sum")?;
-        let n = rows * x.cols;
-        self.call("ncclReduceScatter", |handle, stream| {
-            // SAFETY: y holds n bf16, x as many for each member.
-            unsafe {
-                (self.api.reduce_scatter)(
-                    at(x.block.ptr),
-                    at(y.block.ptr),
-                    n,
-                    BF16,
-                    SUM,
-                    handle,
-                    stream,
-                )
-            }
-        })?;
+        self.call("ncclReduceScatter", self.scatter(x, &y))?;
         Ok(y)
     }
 
@@ -561,51 +570,35 @@ impl Comm<Cuda> for Nccl {
     fn reduce_scatter_float(&self, x: &Float) -> Result<Float> {
         let n = divided("reduce_scatter", x.rows * x.cols, self.size())?;
         let y = self.cuda.new_float(1, n, "a share of a sum")?;
-        let (from, to) = (at(x.at(&self.cuda.device)?), at(y.at(&self.cuda.device)?));
-        self.call("ncclReduceScatter", |handle, stream| {
-            // SAFETY: y holds n f32, x as many for each member.
-            unsafe { (self.api.reduce_scatter)(from, to, n, F32, SUM, handle, stream) }
-        })?;
+        self.call("ncclReduceScatter", self.scatter_float(x, &y)?)?;
         Ok(y)
     }
 
     fn begin_reduce_scatter_float(&self, x: Float) -> Result<Begun<Float>> {
         let n = divided("reduce_scatter", x.rows * x.cols, self.size())?;
         let y = self.cuda.new_float(1, n, "a share of a sum")?;
-        let (from, to) = (at(x.at(&self.cuda.device)?), at(y.at(&self.cuda.device)?));
-        self.begin("ncclReduceScatter", (x, y), |handle, stream| {
-            // SAFETY: y holds n f32, x as many for each member; both live until the device's stream has waited.
-            unsafe { (self.api.reduce_scatter)(from, to, n, F32, SUM, handle, stream) }
-        })
+        let call = self.scatter_float(&x, &y)?;
+        self.begin("ncclReduceScatter", (x, y), call)
     }
 
     fn begin_all_reduce(&self, x: Tensor) -> Result<Begun<Tensor>> {
         let y = self.cuda.new_tensor(x.rows, x.cols, "a sum over ranks")?;
-        let (n, from, to) = (x.rows * x.cols, at(x.block.ptr), at(y.block.ptr));
-        self.begin("ncclAllReduce", (x, y), |handle, stream| {
-            // SAFETY: both hold n bf16 and live until the device's stream has waited.
-            unsafe { (self.api.all_reduce)(from, to, n, BF16, SUM, handle, stream) }
-        })
+        let call = self.sum(&x, &y);
+        self.begin("ncclAllReduce", (x, y), call)
     }
 
     fn begin_reduce_scatter(&self, x: Tensor) -> Result<Begun<Tensor>> {
         let rows = divided("reduce_scatter", x.rows, self.size())?;
         let y = self.cuda.new_tensor(rows, x.cols, "a share of a sum")?;
-        let (n, from, to) = (rows * x.cols, at(x.block.ptr), at(y.block.ptr));
-        self.begin("ncclReduceScatter", (x, y), |handle, stream| {
-            // SAFETY: y holds n bf16, x as many for each member; both live until the device's stream has waited.
-            unsafe { (self.api.reduce_scatter)(from, to, n, BF16, SUM, handle, stream) }
-        })
+        let call = self.scatter(&x, &y);
+        self.begin("ncclReduceScatter", (x, y), call)
     }
 
     fn begin_all_gather(&self, x: Tensor) -> Result<Begun<Tensor>> {
         let rows = x.rows * self.size();
         let y = self.cuda.new_tensor(rows, x.cols, "gathered ranks")?;
-        let (n, from, to) = (x.rows * x.cols, at(x.block.ptr), at(y.block.ptr));
-        self.begin("ncclAllGather", (x, y), |handle, stream| {
-            // SAFETY: x holds n bf16, y as many for each member; both live until the device's stream has waited.
-            unsafe { (self.api.all_gather)(from, to, n, BF16, handle, stream) }
-        })
+        let call = self.gather(&x, &y);
+        self.begin("ncclAllGather", (x, y), call)
     }
 
     fn all_gather_float(&self, x: &Float) -> Result<Float> {
