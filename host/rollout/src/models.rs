@@ -141,7 +141,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_question_goes_to_a_server_that_answers_and_its_tokens_are_counted() {
-        let server = MockServer::start().await;
+        let server = MockServer::builder().start().await;
         let mock = Mock::given(method("POST")).and(path("/v1/chat/completions"));
         mock.respond_with(echo).mount(&server).await;
         let models = models(&["127.0.0.1:9", &server.uri()]);
@@ -156,7 +156,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_refused_question_is_not_asked_again() {
-        let server = MockServer::start().await;
+        let server = MockServer::builder().start().await;
         let refusal = ResponseTemplate::new(400)
             .set_body_json(json!({"error": {"message": "input is too long"}}));
         let mock = Mock::given(method("POST")).respond_with(refusal).expect(1);

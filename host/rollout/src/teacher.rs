@@ -151,7 +151,7 @@ mod tests {
     }
 
     async fn server() -> MockServer {
-        let server = MockServer::start().await;
+        let server = MockServer::builder().start().await;
         let mock = Mock::given(method("POST"))
             .and(path("/generate"))
             .respond_with(answer);
@@ -184,7 +184,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_teacher_that_refuses_is_told_in_its_own_words() {
-        let server = MockServer::start().await;
+        let server = MockServer::builder().start().await;
         let refusal = ResponseTemplate::new(400)
             .set_body_json(json!({"error": {"message": "input is too long"}}));
         Mock::given(method("POST"))

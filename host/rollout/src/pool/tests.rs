@@ -77,9 +77,10 @@ async fn generate(
     }
 }
 
-/// A server that answers everything else with `{}`.
+/// A server that answers everything else with `{}`. Built, not started: started ones are handed from test to test, and with
+/// them late requests of the test before.
 async fn server() -> MockServer {
-    let server = MockServer::start().await;
+    let server = MockServer::builder().start().await;
     let body = json!({ "weight_version": "1", "model_path": "m" });
     Mock::given(path("/model_info"))
         .respond_with(ResponseTemplate::new(200).set_body_json(body))

@@ -45,7 +45,7 @@ pub(crate) struct Engine {
 }
 
 pub(crate) async fn engine(refuse: usize, checksum: &'static str) -> Engine {
-    let server = MockServer::start().await;
+    let server = MockServer::builder().start().await;
     let label = Arc::new(Mutex::new("default".to_owned()));
     for endpoint in ["/pause_generation", "/continue_generation"] {
         Mock::given(path(endpoint))

@@ -69,7 +69,7 @@ async fn a_pool_needs_different_addresses() {
 
 #[tokio::test]
 async fn loads_and_infos_are_read_from_new_and_old_servers() {
-    let server = MockServer::start().await;
+    let server = MockServer::builder().start().await;
     let rank = json!({ "dp_rank": 0, "num_running_reqs": 3, "num_waiting_reqs": 1, "num_used_tokens": 5, "max_total_num_tokens": 100, "gen_throughput": 2.5, "new_member": {} });
     let loads = json!({ "version": "0.5.23", "loads": [rank.clone(), rank] });
     Mock::given(path("/v1/loads"))
