@@ -3,12 +3,13 @@
 
 #![allow(clippy::unwrap_used, reason = "these are tests")]
 
-use serde_json::{Value, json};
+mod support;
+
+use serde_json::json;
 use slime_model::families::{self, HfConfig};
 use slime_model::text::bytes;
 use slime_model::{hf, init};
 use std::path::Path;
-use std::process::Command;
 
 /// A model over bytes with 8 experts of 24 columns in three of its four layers, 2 of them a token.
 fn write_model(dir: &Path) {
@@ -69,29 +70,12 @@ lr = 0.02
 
 /// Losses of the rollout steps, and how many trained trajectories have experts.
 fn run(dir: &Path, name: &str, more: &[&str]) -> (Vec<f64>, usize) {
-    let plugin = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../plugins/arith");
-    let output = Command::new(env!("CARGO_BIN_EXE_slime-host"))
-        .arg("run")
-        .arg(plugin)
-        .args(["-c", "run.toml", "--set", &format!("run.dir={name}")])
-        .args(more)
-        .current_dir(dir)
-        .env("XDG_CACHE_HOME", dir.join("cache"))
-        .env_remove("RUST_LOG")
-        .output()
-        .unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{said}");
-    let text = std::fs::read_to_string(dir.join(name).join("metrics.jsonl")).unwrap();
-    let losses = text.lines().map(|line| {
-        let row: Value = serde_json::from_str(line).unwrap();
-        row["train/loss"].as_f64().unwrap()
-    });
-    let db = rusqlite::Connection::open(dir.join(name).join("run.db")).unwrap();
+    let run = support::run(dir, RECIPE, name, more);
+    let db = rusqlite::Connection::open(run.join("run.db")).unwrap();
     let told =
         "SELECT count(*) FROM rollouts WHERE state = 'trained' AND data LIKE '%routed_experts%'";
     let told: i64 = db.query_row(told, [], |row| row.get(0)).unwrap();
-    (losses.collect(), told as usize)
+    (support::metric(&run, "train/loss"), told as usize)
 }
 
 #[test]
@@ -99,7 +83,6 @@ fn ranks_of_a_run_train_with_the_experts_that_its_engine_sampled_with() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     write_model(&dir.join("moe"));
-    std::fs::write(dir.join("run.toml"), RECIPE).unwrap();
     let replay = "--use-rollout-routing-replay";
     let layout = "--tensor-model-parallel-size 2 --sequence-parallel --pipeline-model-parallel-size 2 \
                   --expert-model-parallel-size 2 --expert-tensor-parallel-size 1";

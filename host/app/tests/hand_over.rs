@@ -2,9 +2,11 @@
 
 #![allow(clippy::unwrap_used, reason = "these are tests")]
 
+mod support;
+
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use support::metric;
 
 const RECIPE: &str = "\
 [model]
@@ -25,22 +27,7 @@ lr = 2e-3
 ";
 
 fn run(dir: &Path, name: &str, more: &[&str]) -> PathBuf {
-    let plugin = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../plugins/arith");
-    let component = slime_runtime::build_plugin(&plugin).unwrap();
-    std::fs::write(dir.join("run.toml"), RECIPE).unwrap();
-    let output = Command::new(env!("CARGO_BIN_EXE_slime-host"))
-        .arg("run")
-        .arg(component)
-        .args(["-c", "run.toml", "--set", &format!("run.dir={name}")])
-        .args(more)
-        .current_dir(dir)
-        .env("XDG_CACHE_HOME", dir.join("cache"))
-        .env_remove("RUST_LOG")
-        .output()
-        .unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{said}");
-    dir.join(name)
+    support::run(dir, RECIPE, name, more)
 }
 
 /// What a step did, without how long it took.
@@ -54,15 +41,6 @@ fn steps(run: &Path) -> Vec<Map<String, Value>> {
         row.into_iter()
             .filter(|(name, _)| is_timeless(name))
             .collect()
-    });
-    rows.collect()
-}
-
-fn times(run: &Path, name: &str) -> Vec<f64> {
-    let text = std::fs::read_to_string(run.join("metrics.jsonl")).unwrap();
-    let rows = text.lines().map(|line| {
-        let row: Value = serde_json::from_str(line).unwrap();
-        row[name].as_f64().unwrap()
     });
     rows.collect()
 }
@@ -88,5 +66,5 @@ fn two_steps_of_a_run_are_the_same_whether_weights_pass_through_a_directory_or_n
     );
     assert!(by_disk.join("weights").exists());
     let bytes = "perf/update_weights_bytes";
-    assert_eq!(times(&by_hand, bytes), times(&by_disk, bytes));
+    assert_eq!(metric(&by_hand, bytes), metric(&by_disk, bytes));
 }

@@ -77,6 +77,14 @@ async fn generate(
     }
 }
 
+/// A server that takes requests and never answers them in a test's time.
+async fn silent() -> MockServer {
+    let server = server().await;
+    let answer = answer(&[7], stop(), "1").set_delay(Duration::from_secs(60));
+    generate(&server, answer, None, 5).await;
+    server
+}
+
 /// A server that answers everything else with `{}`. Built, not started: started ones are handed from test to test, and with
 /// them late requests of the test before.
 async fn server() -> MockServer {

@@ -119,8 +119,8 @@ impl<O: Ops> RankCritic<O> {
         Ok(found.shared(mesh, batch.num_trained())?.logp)
     }
 
-    /// Forward and backward of all micro-batches → the loss, and slices of the layers' gradients as [`Zero`] takes them. Gradients of the layers are this rank's part, those of the head
-    /// whole.
+    /// Forward and backward of all micro-batches → the loss, and slices of the layers' gradients as [`Zero`] takes them.
+    /// Gradients of the layers are this rank's part, those of the head whole.
     fn accumulate(
         &mut self,
         mesh: &Mesh<O>,
