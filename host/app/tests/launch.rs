@@ -103,8 +103,10 @@ fn every_rank_gets_torchrun_s_variables_and_a_log_of_its_own() {
 #[test]
 fn the_first_rank_that_fails_ends_the_others_and_its_code_is_the_agent_s() {
     let dir = tempfile::tempdir().unwrap();
-    // Rank 0 does not listen to a polite request.
-    let script = "echo pid $$; if [ $RANK = 1 ]; then echo the reason; exit 7; fi; trap '' TERM; sleep 60 & wait; sleep 60";
+    // Rank 0 does not listen to a polite request, and rank 1 fails only once rank 0 is past listening.
+    let script = "echo pid $$; \
+        if [ $RANK = 1 ]; then until [ -e deaf ]; do sleep 0.02; done; echo the reason; exit 7; fi; \
+        trap '' TERM; : > deaf; sleep 60 & wait; sleep 60";
     let began = Instant::now();
     let output = agent(dir.path(), &[], &["--nproc-per-node", "2"], script)
         .output()
