@@ -108,7 +108,11 @@ impl Cuda {
     }
 
     /// First row, or row after the last, of each token's sequence.
-    fn bounds(&self, sequences: &Sequences, of: impl Fn(Range<usize>) -> usize) -> Result<Block> {
+    pub(super) fn bounds(
+        &self,
+        sequences: &Sequences,
+        of: impl Fn(Range<usize>) -> usize,
+    ) -> Result<Block> {
         let bounds: Vec<u32> = sequences
             .ranges()
             .flat_map(|r| std::iter::repeat_n(of(r.clone()) as u32, r.len()))

@@ -48,6 +48,16 @@ impl Shape {
     }
 }
 
+/// Where the products of one shape lie that are made side by side, one a head. Of `a`, `b` and `c`, in cublasLt's terms.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Heads {
+    pub(super) count: usize,
+    /// From a column to the next.
+    pub(super) leading: [usize; 3],
+    /// From a head to the next.
+    pub(super) step: [usize; 3],
+}
+
 struct Plan {
     desc: sys::cublasLtMatmulDesc_t,
     layouts: [sys::cublasLtMatrixLayout_t; 3],
@@ -60,7 +70,7 @@ pub(super) struct Gemm {
 
 struct Inner {
     handle: sys::cublasLtHandle_t,
-    plans: HashMap<Shape, Plan>,
+    plans: HashMap<(Shape, Option<Heads>), Plan>,
     choices: Choices,
     workspace: super::pool::Block,
 }
@@ -104,6 +114,19 @@ impl Gemm {
         &self,
         device: &Device,
         shape: Shape,
+        inputs: (u64, u64),
+        c: u64,
+        add: bool,
+    ) -> Result<()> {
+        self.run_heads(device, shape, None, inputs, c, add)
+    }
+
+    /// The same of each head, in one launch. The library's first proposal is taken, as heads are for serving.
+    pub(super) fn run_heads(
+        &self,
+        device: &Device,
+        shape: Shape,
+        heads: Option<Heads>,
         (a, b): (u64, u64),
         c: u64,
         add: bool,
@@ -113,14 +136,22 @@ impl Gemm {
         }
         device.bind()?;
         let mut inner = self.inner.lock().unwrap_or_else(|e| e.into_inner());
-        if !inner.plans.contains_key(&shape) {
+        let key = (shape, heads);
+        if !inner.plans.contains_key(&key) {
             if inner.plans.len() == MOST_PLANS {
                 inner.plans.clear();
             }
-            let plan = inner.plan(device, shape, a, b)?;
-            inner.plans.insert(shape, plan);
+            let plan = match heads {
+                Some(_) => {
+                    let mut plan = describe(shape, heads)?;
+                    plan.algo = inner.candidates(&plan)?[0].algo;
+                    plan
+                }
+                None => inner.plan(device, shape, a, b)?,
+            };
+            inner.plans.insert(key, plan);
         }
-        let plan = &inner.plans[&shape];
+        let plan = &inner.plans[&key];
         let beta = if add { 1.0 } else { 0.0 };
         let span = device.profile().begin(&device.stream)?;
         inner.launch(device, plan, &plan.algo, a, b, c, beta)?;
@@ -175,7 +206,7 @@ impl Inner {
     /// The choice made for this kind of shape, or else ask for candidates, time each on the real operands and keep the
     /// fastest. The trial writes to scratch memory, so an accumulating product is not disturbed.
     fn plan(&mut self, device: &Device, shape: Shape, a: u64, b: u64) -> Result<Plan> {
-        let mut plan = describe(shape)?;
+        let mut plan = describe(shape, None)?;
         if let Some(algo) = self
             .choices
             .get(shape.kind())
@@ -282,7 +313,7 @@ impl Drop for Plan {
 }
 
 /// A plan without an algorithm yet.
-fn describe(shape: Shape) -> Result<Plan> {
+fn describe(shape: Shape, heads: Option<Heads>) -> Result<Plan> {
     use sys::cublasLtMatmulDescAttributes_t as Attribute;
     let half = sys::cudaDataType_t::CUDA_R_16BF;
     let out = if shape.float_out {
@@ -290,7 +321,8 @@ fn describe(shape: Shape) -> Result<Plan> {
     } else {
         half
     };
-    let layout = |kind, rows: usize, cols: usize| {
+    let layout = |which: usize, kind, rows: usize, cols: usize| {
+        let leading = heads.map_or(rows, |heads| heads.leading[which]);
         let mut layout = std::ptr::null_mut();
         // SAFETY: writes one handle to a live local.
         let status = unsafe {
@@ -299,22 +331,26 @@ fn describe(shape: Shape) -> Result<Plan> {
                 kind,
                 rows as u64,
                 cols as u64,
-                rows as i64,
+                leading as i64,
             )
         };
-        check("layout", status).map(|()| layout)
+        check("layout", status)?;
+        if let Some(heads) = heads {
+            repeat(layout, heads.count as i32, heads.step[which] as i64)?;
+        }
+        Ok::<_, Error>(layout)
     };
     let a = if shape.transpose_a {
-        layout(half, shape.k, shape.m)
+        layout(0, half, shape.k, shape.m)
     } else {
-        layout(half, shape.m, shape.k)
+        layout(0, half, shape.m, shape.k)
     }?;
     let b = if shape.transpose_b {
-        layout(half, shape.n, shape.k)
+        layout(1, half, shape.n, shape.k)
     } else {
-        layout(half, shape.k, shape.n)
+        layout(1, half, shape.k, shape.n)
     }?;
-    let c = layout(out, shape.m, shape.n)?;
+    let c = layout(2, out, shape.m, shape.n)?;
     let mut desc = std::ptr::null_mut();
     // SAFETY: writes one handle to a live local.
     check("descriptor", unsafe {
@@ -349,4 +385,30 @@ fn describe(shape: Shape) -> Result<Plan> {
         layouts: [a, b, c],
         algo: sys::cublasLtMatmulAlgo_t { data: [0; 8] },
     })
+}
+
+/// Make a layout that of `count` matrices, each `step` numbers behind the one before.
+fn repeat(layout: sys::cublasLtMatrixLayout_t, count: i32, step: i64) -> Result<()> {
+    use sys::cublasLtMatrixLayoutAttribute_t as Attribute;
+    // SAFETY: the layout lives, and the numbers are live locals of the sizes said.
+    unsafe {
+        check(
+            "matrices of a layout",
+            sys::cublasLtMatrixLayoutSetAttribute(
+                layout,
+                Attribute::CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT,
+                (&raw const count).cast(),
+                size_of::<i32>(),
+            ),
+        )?;
+        check(
+            "step of a layout",
+            sys::cublasLtMatrixLayoutSetAttribute(
+                layout,
+                Attribute::CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET,
+                (&raw const step).cast(),
+                size_of::<i64>(),
+            ),
+        )
+    }
 }

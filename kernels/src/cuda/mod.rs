@@ -7,11 +7,13 @@
 mod attention;
 pub mod broadcast;
 mod choices;
+mod delta;
 mod device;
 mod experts;
 mod float;
 mod gemm;
 mod head;
+mod heads;
 mod keys;
 pub mod library;
 pub mod nccl;

@@ -6,8 +6,8 @@ use super::sources::{self, BLOCK_TOKENS};
 use super::{Cuda, Float, Ids, KvCache, Tensor, attention};
 use crate::ops::through_host;
 use crate::{
-    AdamW, ColumnMap, Draw, Drawn, Error, Heads, KeySpan, Later, Norms, Ops, PagedSequence, Result,
-    RopeTable, Route, Sequences, TokenStats, Update, attend_keys,
+    AdamW, ColumnMap, DeltaRule, Draw, Drawn, Error, HeadParts, Heads, KeySpan, Later, Norms, Ops,
+    PagedSequence, Result, RopeTable, Route, Sequences, TokenStats, Update, attend_keys,
 };
 use half::bf16;
 use std::ops::Range;
@@ -384,6 +384,71 @@ impl Ops for Cuda {
         dw: &mut Float,
     ) -> Result<()> {
         self.grouped_gradient(dy, x, offsets, dw)
+    }
+
+    fn heads_nn(&self, x: &Tensor, w: &Tensor, parts: HeadParts) -> Result<Tensor> {
+        self.head_products("heads_nn", x, w, parts, false)
+    }
+
+    fn heads_nt(&self, x: &Tensor, w: &Tensor, parts: HeadParts) -> Result<Tensor> {
+        self.head_products("heads_nt", x, w, parts, true)
+    }
+
+    fn reshape(&self, x: &Tensor, rows: usize, cols: usize) -> Result<Tensor> {
+        expect("reshape", x.rows * x.cols == rows * cols, || {
+            format!("[{}, {}] as [{rows}, {cols}]", x.rows, x.cols)
+        })?;
+        let block = Arc::clone(&x.block);
+        Ok(Tensor { block, rows, cols })
+    }
+
+    fn causal_conv(&self, x: &Tensor, w: &Tensor, sequences: &Sequences) -> Result<Tensor> {
+        self.convolved(x, w, sequences)
+    }
+
+    fn causal_conv_backward(
+        &self,
+        dy: &Tensor,
+        x: &Tensor,
+        w: &Tensor,
+        sequences: &Sequences,
+        dw: &mut Float,
+    ) -> Result<Tensor> {
+        self.convolved_gradient(dy, x, w, sequences, dw)
+    }
+
+    fn gated_delta(
+        &self,
+        qkv: &Tensor,
+        gates: &Tensor,
+        rule: &DeltaRule<'_, Self>,
+        sequences: &Sequences,
+    ) -> Result<Tensor> {
+        self.delta(qkv, gates, rule, sequences)
+    }
+
+    fn gated_delta_backward(
+        &self,
+        dout: &Tensor,
+        qkv: &Tensor,
+        gates: &Tensor,
+        rule: &DeltaRule<'_, Self>,
+        sequences: &Sequences,
+        dweights: (&mut Float, &mut Float),
+    ) -> Result<(Tensor, Tensor)> {
+        self.delta_gradient(dout, qkv, gates, rule, sequences, dweights)
+    }
+
+    fn gated_delta_paged(
+        &self,
+        states: &mut Float,
+        x: &Tensor,
+        conv: &Tensor,
+        gates: &Tensor,
+        rule: &DeltaRule<'_, Self>,
+        sequences: &[PagedSequence<'_>],
+    ) -> Result<Tensor> {
+        self.delta_paged(states, x, conv, gates, rule, sequences)
     }
 
     fn gate(&self, x: &Tensor, gate: &Tensor) -> Result<Tensor> {

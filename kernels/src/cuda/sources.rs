@@ -1,7 +1,7 @@
 //! Every kernel file, and how each is specialised for a shape.
 
 use super::nvrtc::Source;
-use crate::{Heads, RopeStyle};
+use crate::{DeltaHeads, Heads, RopeStyle};
 
 /// Tokens in a cache block.
 pub(super) const BLOCK_TOKENS: usize = 16;
@@ -90,6 +90,24 @@ pub(super) fn hopper_attention(heads: Heads) -> Source {
     }
 }
 
+/// A convolution over so many tokens.
+pub(super) fn causal_conv(taps: usize) -> Source {
+    source!(
+        "causal_conv/kernel",
+        format!("TAPS={taps}"),
+        format!("BLOCK={BLOCK_TOKENS}")
+    )
+}
+
+pub(super) fn gated_delta(heads: DeltaHeads) -> Source {
+    source!(
+        "gated_delta/kernel",
+        format!("KD={}", heads.key_dim),
+        format!("VD={}", heads.value_dim),
+        format!("BLOCK={BLOCK_TOKENS}")
+    )
+}
+
 /// Each lane of a warp holds `PER` experts.
 pub(super) fn routing(experts: usize) -> Source {
     let per = experts.div_ceil(32).next_power_of_two();
@@ -129,6 +147,13 @@ pub(super) fn paged_attention(heads: Heads) -> Source {
 pub fn all(arch: &str) -> Vec<Source> {
     let mut sources = vec![rows(), embedding(), swiglu(), head(), draw(), adamw()];
     sources.extend([8, 128, 256].map(routing));
+    sources.push(causal_conv(4));
+    sources.push(gated_delta(DeltaHeads {
+        keys: 16,
+        values: 32,
+        key_dim: 128,
+        value_dim: 128,
+    }));
     if arch == "sm_90a" {
         sources.push(grouped_matmul());
     }

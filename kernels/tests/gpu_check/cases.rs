@@ -1,6 +1,6 @@
 //! What is computed, generically over the backend, so that both run the same lines.
 
-use crate::router;
+use crate::{families, router};
 use slime_kernels::{
     AdamW, ColumnMap, Draw, Drawn, Heads, KeySpan, Norms, Ops, PagedSequence, Result, RopeStyle,
     RopeTable, Route, Sequences, Update,
@@ -105,6 +105,7 @@ enum Body {
     SumSquares {
         count: usize,
     },
+    Family(families::Body),
 }
 
 /// Draws whose answers rounding cannot change, with the answers: of every row one of its five likeliest tokens, asked for
@@ -144,7 +145,7 @@ pub(crate) struct Case {
 }
 
 /// Numbers of a fixed stream, exact in bf16, in about ±2.
-fn numbers(seed: u64, count: usize) -> Vec<f32> {
+pub(crate) fn numbers(seed: u64, count: usize) -> Vec<f32> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut uniform = move || {
         state ^= state << 13;
@@ -160,12 +161,18 @@ fn numbers(seed: u64, count: usize) -> Vec<f32> {
         .collect()
 }
 
-fn tensor<O: Ops>(o: &O, seed: u64, rows: usize, cols: usize) -> Result<O::Tensor> {
+pub(crate) fn tensor<O: Ops>(o: &O, seed: u64, rows: usize, cols: usize) -> Result<O::Tensor> {
     o.tensor(rows, cols, &numbers(seed, rows * cols))
 }
 
 /// `scale` is a power of two, so that the numbers stay exact.
-fn scaled<O: Ops>(o: &O, seed: u64, rows: usize, cols: usize, scale: f32) -> Result<O::Tensor> {
+pub(crate) fn scaled<O: Ops>(
+    o: &O,
+    seed: u64,
+    rows: usize,
+    cols: usize,
+    scale: f32,
+) -> Result<O::Tensor> {
     let values: Vec<f32> = numbers(seed, rows * cols)
         .into_iter()
         .map(|v| v * scale)
@@ -180,18 +187,18 @@ fn ids(seed: u64, count: usize, below: usize) -> Vec<u32> {
         .collect()
 }
 
-struct Outputs<'a, O: Ops>(&'a O, Vec<Output>);
+pub(crate) struct Outputs<'a, O: Ops>(&'a O, Vec<Output>);
 
 impl<O: Ops> Outputs<'_, O> {
-    fn tensor(&mut self, name: &'static str, x: &O::Tensor) -> Result<()> {
+    pub(crate) fn tensor(&mut self, name: &'static str, x: &O::Tensor) -> Result<()> {
         self.put(name, Kind::Rounded, self.0.read_f64(x)?);
         Ok(())
     }
-    fn float(&mut self, name: &'static str, kind: Kind, x: &O::Float) -> Result<()> {
+    pub(crate) fn float(&mut self, name: &'static str, kind: Kind, x: &O::Float) -> Result<()> {
         self.put(name, kind, self.0.read_float_f64(x)?);
         Ok(())
     }
-    fn put(&mut self, name: &'static str, kind: Kind, values: Vec<f64>) {
+    pub(crate) fn put(&mut self, name: &'static str, kind: Kind, values: Vec<f64>) {
         self.1.push(Output { name, kind, values });
     }
 }
@@ -738,6 +745,7 @@ impl Body {
                 out.float("master", Kind::Float, &master)?;
                 out.tensor("weight", &weight)
             }
+            Self::Family(ref body) => body.run(o, out),
             Self::SumSquares { count } => {
                 let x = o.float(1, count, &numbers(1, count))?;
                 out.put("sum", Kind::Float, vec![o.sum_squares(&x)?]);
@@ -986,6 +994,9 @@ pub(crate) fn all() -> Vec<Case> {
     }
     for count in [8, 1003, 100_000] {
         add("adamw", Body::AdamW { count });
+    }
+    for (op, body) in families::all() {
+        add(op, Body::Family(body));
     }
     list
 }

@@ -11,6 +11,7 @@
 mod adopt;
 mod bench;
 mod cases;
+mod families;
 mod large;
 mod parity;
 mod router;
