@@ -16,8 +16,9 @@
 #endif
 #define WARPS 8
 #define ROWS (16 * WARPS)  // rows of the tile a block owns
-#define COLS 64            // rows of the tile it walks over
+#define COLS (DIM > 128 ? 32 : 64)  // rows of the tile it walks over
 #define WALK 32            // the same in attention_dkv, which holds two accumulators
+#define WIDE (DIM > 128 ? DIM / 2 : DIM)  // columns of these: of a wide head two blocks have half each
 #define CHUNKS (DIM / 8)   // 16-byte chunks in a row
 #define LOG2E 1.4426950408889634f
 
@@ -111,17 +112,17 @@ __device__ __forceinline__ void product(float (*s)[4], u32 a, int a_row, u32 b) 
   }
 }
 
-// acc[16, DIM] += P B: P is N columns of accumulators rounded to bf16, B's rows are the N rows of `b`.
-template <int N>
-__device__ __forceinline__ void accumulate(float (*acc)[4], float (*p)[4], u32 b) {
+// acc[16, W] += P B: P is N columns of accumulators rounded to bf16, B's rows are the N rows of `b` from a column on.
+template <int N, int W = DIM>
+__device__ __forceinline__ void accumulate(float (*acc)[4], float (*p)[4], u32 b, int column = 0) {
 #pragma unroll
   for (int k = 0; k < N / 16; k++) {
     u32 fa[4] = {pack2(p[2 * k][0], p[2 * k][1]), pack2(p[2 * k][2], p[2 * k][3]),
                  pack2(p[2 * k + 1][0], p[2 * k + 1][1]), pack2(p[2 * k + 1][2], p[2 * k + 1][3])};
 #pragma unroll
-    for (int n = 0; n < DIM / 16; n++) {
+    for (int n = 0; n < W / 16; n++) {
       u32 fb[4];
-      load_b_t(fb, b, 16 * k, 16 * n);
+      load_b_t(fb, b, 16 * k, column + 16 * n);
       mma(acc[2 * n], fa, fb);
       mma(acc[2 * n + 1], fa, fb + 2);
     }
@@ -129,10 +130,11 @@ __device__ __forceinline__ void accumulate(float (*acc)[4], float (*p)[4], u32 b
 }
 
 // Rows `row` and `row + 8` of a warp's accumulator, scaled, to bf16 in memory.
+template <int W = DIM>
 __device__ __forceinline__ void put(float (*acc)[4], u16* base, i64 stride, int row, int end, float s0, float s1) {
   int lane = threadIdx.x & 31;
 #pragma unroll
-  for (int n = 0; n < DIM / 8; n++) {
+  for (int n = 0; n < W / 8; n++) {
     int c = 8 * n + 2 * (lane & 3);
     if (row < end) *reinterpret_cast<u32*>(base + row * stride + c) = pack2(acc[n][0] * s0, acc[n][1] * s0);
     if (row + 8 < end) *reinterpret_cast<u32*>(base + (row + 8) * stride + c) = pack2(acc[n][2] * s1, acc[n][3] * s1);
@@ -334,6 +336,7 @@ attention_dq(const u16* dout, const u16* qkv, KEY_ROWS const float* lse, const f
 }
 
 // dK and dV: a block owns ROWS keys of one kv head and walks over the queries that see them, head after head of the group.
+// blockIdx.z says which columns are its.
 extern "C" __global__ void __launch_bounds__(WARPS * 32)
 attention_dkv(const u16* dout, const u16* qkv, KEY_ROWS const float* lse, const float* delta, const Tile* tiles, u16* dqkv, int tokens,
               int nq, int nkv, float scale) {
@@ -369,7 +372,8 @@ attention_dkv(const u16* dout, const u16* qkv, KEY_ROWS const float* lse, const 
   load(0, 0);
 
   int row = tile.row + 16 * warp + (lane >> 2);
-  float dk[DIM / 8][4] = {}, dv[DIM / 8][4] = {};
+  float dk[WIDE / 8][4] = {}, dv[WIDE / 8][4] = {};
+  int column = WIDE < DIM ? blockIdx.z * WIDE : 0;
   float factor = scale * LOG2E;
   for (int step = 0; step < steps; step++) {
     int odd = step & 1;
@@ -392,17 +396,17 @@ attention_dkv(const u16* dout, const u16* qkv, KEY_ROWS const float* lse, const 
           bool seen = (RECTANGLE || row + 8 * (i >> 1) <= first + c) && first + c < num_queries;
           s[n][i] = seen ? exp2f(s[n][i] * factor - stats[odd][0][c]) : 0.f;
         }
-      accumulate<WALK>(dv, s, d + odd * WALK * DIM * 2);
+      accumulate<WALK, WIDE>(dv, s, d + odd * WALK * DIM * 2, column);
       product<WALK>(p, v, 16 * warp, d + odd * WALK * DIM * 2);
 #pragma unroll
       for (int n = 0; n < WALK / 8; n++)
 #pragma unroll
         for (int i = 0; i < 4; i++) s[n][i] *= p[n][i] - stats[odd][1][8 * n + 2 * (lane & 3) + (i & 1)];
-      accumulate<WALK>(dk, s, q + odd * WALK * DIM * 2);
+      accumulate<WALK, WIDE>(dk, s, q + odd * WALK * DIM * 2, column);
     }
     __syncthreads();
   }
-  u16* out = dqkv + tile.start * key_width;
-  put(dk, out + (FIRST_KEY(nq) + g) * DIM, key_width, row, tile.length, scale, scale);
-  put(dv, out + (FIRST_KEY(nq) + nkv + g) * DIM, key_width, row, tile.length, 1.f, 1.f);
+  u16* out = dqkv + tile.start * key_width + column;
+  put<WIDE>(dk, out + (FIRST_KEY(nq) + g) * DIM, key_width, row, tile.length, scale, scale);
+  put<WIDE>(dv, out + (FIRST_KEY(nq) + nkv + g) * DIM, key_width, row, tile.length, 1.f, 1.f);
 }

@@ -17,8 +17,14 @@ use std::sync::{Arc, Mutex};
 /// Rows of the tile a block owns, in both sets of tensor-core kernels.
 pub(super) const TILE_ROWS: usize = 128;
 /// Rows of the tile a block walks over, as in `attention/tensor_core.cu`.
-pub(super) const TILE_COLS: usize = 64;
 pub(super) const TILE_WALK: usize = 32;
+pub(super) fn tile_cols(heads: Heads) -> usize {
+    if heads.dim > 128 { 32 } else { 64 }
+}
+/// Thread blocks that share the columns of a tile of dK and dV.
+pub(super) fn shares(heads: Heads) -> u32 {
+    if heads.dim > 128 { 2 } else { 1 }
+}
 /// Steps in flight, as in `attention/hopper.cu`.
 pub(super) const STAGES: usize = 2;
 pub(super) const DEPTH: usize = 3;
@@ -74,6 +80,10 @@ fn kept_heads(heads: Heads, pairs: usize) -> Option<usize> {
 }
 
 impl Cuda {
+    pub(super) fn has_hopper_attention(&self, heads: Heads) -> bool {
+        self.device.is_hopper() && sources::has_hopper_attention(heads)
+    }
+
     /// Tiles of the rows of each sequence.
     fn tiles(&self, sequences: Vec<Range<usize>>) -> Result<Arc<Tiles>> {
         let mut cache = self.tiles.0.lock().unwrap_or_else(|e| e.into_inner());
@@ -201,7 +211,7 @@ impl Cuda {
             F(scale as f32),
         ];
         let results = [Ptr(out.block.ptr), Ptr(lse.at(&self.device)?)];
-        if self.device.is_hopper() {
+        if self.has_hopper_attention(heads) {
             let blocks = self.device.num_sms.min(tiles.count * heads.query as u32);
             let map = TensorMap::new(qkv.block.ptr, qkv.rows, qkv.cols)?;
             let head = [Map(map), Ptr(tiles.by_keys.ptr)];
@@ -223,7 +233,7 @@ impl Cuda {
             ]
             .concat();
             let grid = (tiles.count, heads.query as u32, 1);
-            let shared = tile_bytes(heads, TILE_ROWS + 4 * TILE_COLS);
+            let shared = tile_bytes(heads, TILE_ROWS + 4 * tile_cols(heads));
             let source = sources::tensor_core_attention(heads);
             self.device
                 .launch(&source, "attention_forward", grid, THREADS, shared, &args)?;
@@ -254,7 +264,7 @@ impl Cuda {
         if qkv.rows == 0 {
             return Ok(dqkv);
         }
-        if sources::has_tensor_core_attention(heads) && self.device.is_hopper() {
+        if self.has_hopper_attention(heads) {
             self.hopper_gradient(dout, forward, &dqkv, heads, sequences, scale)?;
             return Ok(dqkv);
         }
@@ -293,11 +303,11 @@ impl Cuda {
         if sources::has_tensor_core_attention(heads) {
             let source = sources::tensor_core_attention(heads);
             let tiles = self.tiles(sequences.ranges().collect())?;
-            let launch = |name, heads: usize, by: &Block, shared| {
+            let launch = |name, across: (usize, u32), by: &Block, shared| {
                 self.device.launch(
                     &source,
                     name,
-                    (tiles.count, heads as u32, 1),
+                    (tiles.count, across.0 as u32, across.1),
                     THREADS,
                     shared,
                     &common(by.ptr),
@@ -305,13 +315,13 @@ impl Cuda {
             };
             launch(
                 "attention_dq",
-                heads.query,
+                (heads.query, 1),
                 &tiles.by_keys,
-                tile_bytes(heads, 2 * TILE_ROWS + 4 * TILE_COLS),
+                tile_bytes(heads, 2 * TILE_ROWS + 4 * tile_cols(heads)),
             )?;
             launch(
                 "attention_dkv",
-                heads.kv,
+                (heads.kv, shares(heads)),
                 &tiles.by_queries,
                 tile_bytes(heads, 2 * TILE_ROWS + 4 * TILE_WALK),
             )?;

@@ -5,8 +5,8 @@
 //! the host.
 
 use super::attention::{
-    BLOCK_BYTES, BLOCK_ROWS, DEPTH, Forward, STAGES, TILE_COLS, TILE_ROWS, TILE_WALK, Tile,
-    hopper_bytes, tile_bytes,
+    BLOCK_BYTES, BLOCK_ROWS, DEPTH, Forward, STAGES, TILE_ROWS, TILE_WALK, Tile, hopper_bytes,
+    shares, tile_bytes, tile_cols,
 };
 use super::device::Arg::{self, Float as F, Int, Map, Ptr};
 use super::device::TensorMap;
@@ -201,7 +201,7 @@ impl Cuda {
                 self.device
                     .launch(&source, "attention_forward", grid, threads, 0, &args)?;
             }
-            Layout::Tiled { queries, .. } if self.device.is_hopper() => {
+            Layout::Tiled { queries, .. } if self.has_hopper_attention(heads) => {
                 let (tiles, count) = queries;
                 let blocks = self.device.num_sms.min(count * heads.query as u32);
                 let rows = Map(TensorMap::new(qkv.block.ptr, qkv.rows, qkv.cols)?);
@@ -224,7 +224,7 @@ impl Cuda {
                 let inputs = [Ptr(qkv.block.ptr), Ptr(kv.block.ptr), Ptr(tiles.ptr)];
                 let args = [&inputs, &results[..], &shape].concat();
                 let grid = (*count, heads.query as u32, 1);
-                let shared = tile_bytes(heads, TILE_ROWS + 4 * TILE_COLS);
+                let shared = tile_bytes(heads, TILE_ROWS + 4 * tile_cols(heads));
                 let source = sources::of_rectangles(sources::tensor_core_attention(heads));
                 self.device
                     .launch(&source, "attention_forward", grid, THREADS, shared, &args)?;
@@ -263,7 +263,7 @@ impl Cuda {
                 queries,
                 keys,
                 padded,
-            } if self.device.is_hopper() => {
+            } if self.has_hopper_attention(heads) => {
                 let tiles = (queries, keys, *padded);
                 self.hopper_keys(tiles, (dout, kv), forward, (&dqkv, &dkv), heads, scale)?;
             }
@@ -309,7 +309,8 @@ impl Cuda {
             Layout::Tiled { queries, keys, .. } => {
                 let source = sources::of_rectangles(sources::tensor_core_attention(heads));
                 let run = |name, (tiles, count): &(Block, u32), into: &Tensor, across, rows| {
-                    let grid = (*count, across as u32, 1);
+                    let (heads_across, shares): (usize, u32) = across;
+                    let grid = (*count, heads_across as u32, shares);
                     let own = [Ptr(tiles.ptr), Ptr(into.block.ptr), tokens];
                     let args = [&inputs[..], &own, &numbers, &[scale]].concat();
                     let shared = tile_bytes(heads, rows);
@@ -317,8 +318,10 @@ impl Cuda {
                         .launch(&source, name, grid, THREADS, shared, &args)
                 };
                 let walk = |rows| 2 * TILE_ROWS + 4 * rows;
-                run("attention_dq", queries, dqkv, heads.query, walk(TILE_COLS))?;
-                run("attention_dkv", keys, dkv, heads.kv, walk(TILE_WALK))
+                let (of_dq, of_dkv) = (walk(tile_cols(heads)), walk(TILE_WALK));
+                run("attention_dq", queries, dqkv, (heads.query, 1), of_dq)?;
+                let across = (heads.kv, shares(heads));
+                run("attention_dkv", keys, dkv, across, of_dkv)
             }
             Layout::Scalar { queries, keys } => {
                 let source = sources::of_rectangles(scalar);

@@ -5,16 +5,32 @@ use super::ops::{THREADS, VECTOR, expect};
 use super::{Cuda, Float, Ids, Tensor, sources};
 use crate::{Heads, Norms, Result, RopeStyle, RopeTable};
 
-fn rotation_fits(op: &'static str, x: &Tensor, heads: Heads, rope: &RopeTable<Cuda>) -> Result<()> {
+/// Columns that a warp holds.
+const OF_WARP: usize = 256;
+
+fn rotation_fits(
+    op: &'static str,
+    x: &Tensor,
+    heads: Heads,
+    rope: &RopeTable<Cuda>,
+    norms: bool,
+) -> Result<()> {
     let whole = match rope.style {
         RopeStyle::Half => 2 * VECTOR,
         RopeStyle::Interleaved => VECTOR,
     };
     expect(
         op,
-        x.cols == heads.qkv_cols() && heads.dim.is_multiple_of(VECTOR) && heads.dim <= 256,
+        x.cols == heads.qkv_cols() && heads.dim.is_multiple_of(VECTOR) && heads.dim <= 1024,
         || format!("{} columns for {heads:?}", x.cols),
     )?;
+    let in_a_warp = rope.dims <= OF_WARP && (heads.dim <= OF_WARP || !norms);
+    expect(op, in_a_warp, || {
+        format!(
+            "{heads:?} with {} rotating; CUDA norms and rotates at most {OF_WARP} columns of a head",
+            rope.dims
+        )
+    })?;
     expect(op, rope.dims.is_multiple_of(whole), || {
         format!(
             "{} rotating dimensions; CUDA needs a multiple of {whole}",
@@ -38,7 +54,7 @@ impl Cuda {
         rope: &RopeTable<Self>,
         norms: Option<Norms<'_, Self>>,
     ) -> Result<(Tensor, Option<Float>)> {
-        rotation_fits("qk_norm_rope", qkv, heads, rope)?;
+        rotation_fits("qk_norm_rope", qkv, heads, rope, norms.is_some())?;
         let y = self.new_tensor(qkv.rows, qkv.cols, "rotated rows")?;
         let r = norms
             .as_ref()
@@ -81,7 +97,8 @@ impl Cuda {
         norms: Option<(Norms<'_, Self>, &Tensor, &Float)>,
         dnorms: Option<(&mut Float, &mut Float)>,
     ) -> Result<Tensor> {
-        rotation_fits("qk_norm_rope_backward", dqkv, heads, rope)?;
+        let op = "qk_norm_rope_backward";
+        rotation_fits(op, dqkv, heads, rope, norms.is_some())?;
         let dx = self.new_tensor(dqkv.rows, dqkv.cols, "the gradient of rotated rows")?;
         let blocks = dqkv
             .rows

@@ -69,6 +69,11 @@ pub(super) fn attention(heads: Heads) -> Source {
 
 /// Head widths that the tensor-core kernels are written for; others take the scalar ones.
 pub(super) fn has_tensor_core_attention(heads: Heads) -> bool {
+    matches!(heads.dim, 64 | 128 | 192 | 256)
+}
+
+/// The same of the kernels for Hopper; wider heads take those of before.
+pub(super) fn has_hopper_attention(heads: Heads) -> bool {
     matches!(heads.dim, 64 | 128)
 }
 
@@ -127,7 +132,8 @@ pub(super) const SPLIT: usize = 512;
 /// Query heads that a thread block serves together: as many of those sharing a key head as registers allow.
 pub(super) fn shared_heads(heads: Heads) -> usize {
     let sharing = heads.query / heads.kv;
-    (1..=4)
+    let most = if heads.dim > 256 { 2 } else { 4 };
+    (1..=most)
         .rev()
         .find(|n| sharing.is_multiple_of(*n))
         .unwrap_or(1)
@@ -138,12 +144,12 @@ pub(super) fn paged_attention(heads: Heads) -> Source {
         "paged_attention/kernel",
         format!("DIM={}", heads.dim),
         format!("BLOCK={BLOCK_TOKENS}"),
-        format!("LANES={}", lanes_of_head(heads)),
+        format!("LANES={}", lanes_of_head(heads).min(32)),
         format!("HG={}", shared_heads(heads))
     )
 }
 
-/// Every file for an architecture, in the specialisations of head widths 64 and 128: what the compile gate compiles.
+/// Every file for an architecture, in the specialisations of the head widths that have their own: what the compile gate compiles.
 pub fn all(arch: &str) -> Vec<Source> {
     let mut sources = vec![rows(), embedding(), swiglu(), head(), draw(), adamw()];
     sources.extend([8, 128, 256].map(routing));
@@ -158,7 +164,7 @@ pub fn all(arch: &str) -> Vec<Source> {
         sources.push(grouped_matmul());
     }
     sources.extend([(32, 2), (64, 2), (256, 2), (512, 4)].map(|(lanes, per)| rmsnorm(lanes, per)));
-    for dim in [64, 128] {
+    for dim in [64, 128, 192, 256] {
         let heads = Heads {
             query: 8,
             kv: 2,
@@ -166,7 +172,7 @@ pub fn all(arch: &str) -> Vec<Source> {
         };
         sources.push(paged_attention(heads));
         let mut attentions = vec![attention(heads), tensor_core_attention(heads)];
-        if arch == "sm_90a" {
+        if arch == "sm_90a" && has_hopper_attention(heads) {
             attentions.push(hopper_attention(heads));
         }
         sources.extend(attentions.iter().cloned().map(of_rectangles));

@@ -1,5 +1,5 @@
 // Keys and values live in blocks of BLOCK tokens: k, v: [layers, blocks, BLOCK, nkv DIM]. A thread block reads SPLIT keys of
-// one row and one key head for HG query heads that share it: LANES threads hold a head, 8 elements each, so a warp looks at
+// one row and one key head for HG query heads that share it: LANES threads hold a head, VECS times 8 elements each, so a warp looks at
 // 32 / LANES keys together, UNROLL times over, and each such group keeps a softmax of its own. They are merged at the end, in
 // an order that depends on nothing but the number of keys; rows of more than SPLIT keys leave parts for attention_merge.
 #ifndef DIM
@@ -9,7 +9,9 @@
 #define HG 2
 #endif
 #define GROUPS (32 / LANES)
-#define UNROLL 4
+#define VECS ((DIM / 8 + LANES - 1) / LANES)  // more than one where a head is wider than a warp
+#define PER (8 * VECS)
+#define UNROLL (VECS > 1 ? 2 : 4)
 #define WARPS 4
 #define SPLIT 512
 #define PART (DIM + 2)
@@ -32,44 +34,53 @@ attention_paged(const u16* qkv, const u32* which, const u16* kc, const u16* vc, 
   if (begin >= keys) return;
   int warp = threadIdx.x >> 5, lane = threadIdx.x % LANES, group = threadIdx.x % 32 / LANES;
   int t = (int)which[i], g = h0 / (nq / nkv);
-  bool mine = lane < DIM / 8;
+  bool mine[VECS];
+#pragma unroll
+  for (int x = 0; x < VECS; x++) mine[x] = lane + LANES * x < DIM / 8;
   i64 width = (i64)(nq + 2 * nkv) * DIM;
-  float q[HG][8], acc[HG][8], m[HG], sum[HG];
+  float q[HG][PER], acc[HG][PER], m[HG], sum[HG];
 #pragma unroll
   for (int h = 0; h < HG; h++) {
-    Vec8 packed{};
-    if (mine) packed = load8(qkv + t * width + (h0 + h) * DIM + 8 * lane);
-    unpack8(packed, q[h]);
+#pragma unroll
+    for (int x = 0; x < VECS; x++) {
+      Vec8 packed{};
+      if (mine[x]) packed = load8(qkv + t * width + (h0 + h) * DIM + 8 * (lane + LANES * x));
+      unpack8(packed, q[h] + 8 * x);
+    }
     m[h] = -INF;
     sum[h] = 0.f;
 #pragma unroll
-    for (int e = 0; e < 8; e++) {
+    for (int e = 0; e < PER; e++) {
       q[h][e] *= scale;
       acc[h][e] = 0.f;
     }
   }
   const u32* list = blocks + table[i];
   for (int first = begin + warp * GROUPS * UNROLL; first < end; first += WARPS * GROUPS * UNROLL) {
-    Vec8 kv[UNROLL]{}, vv[UNROLL]{};
+    Vec8 kv[UNROLL][VECS]{}, vv[UNROLL][VECS]{};
 #pragma unroll
     for (int u = 0; u < UNROLL; u++) {
       int j = first + u * GROUPS + group;
-      if (j < end && mine) {
-        i64 at = (((i64)list[j / BLOCK] * BLOCK + j % BLOCK) * nkv + g) * DIM + 8 * lane;
-        kv[u] = load8(kc + at);
-        vv[u] = load8(vc + at);
-      }
+      if (j >= end) continue;
+      i64 at = (((i64)list[j / BLOCK] * BLOCK + j % BLOCK) * nkv + g) * DIM + 8 * lane;
+#pragma unroll
+      for (int x = 0; x < VECS; x++)
+        if (mine[x]) {
+          kv[u][x] = load8(kc + at + 8 * LANES * x);
+          vv[u][x] = load8(vc + at + 8 * LANES * x);
+        }
     }
     float s[HG][UNROLL];
 #pragma unroll
     for (int u = 0; u < UNROLL; u++) {
-      float k[8];
-      unpack8(kv[u], k);
+      float k[PER];
+#pragma unroll
+      for (int x = 0; x < VECS; x++) unpack8(kv[u][x], k + 8 * x);
 #pragma unroll
       for (int h = 0; h < HG; h++) {
         s[h][u] = 0.f;
 #pragma unroll
-        for (int e = 0; e < 8; e++) s[h][u] += q[h][e] * k[e];
+        for (int e = 0; e < PER; e++) s[h][u] += q[h][e] * k[e];
 #pragma unroll
         for (int d = LANES / 2; d; d >>= 1) s[h][u] += __shfl_xor_sync(0xffffffffu, s[h][u], d);
         if (first + u * GROUPS + group >= end) s[h][u] = -INF;
@@ -84,7 +95,7 @@ attention_paged(const u16* qkv, const u32* which, const u16* kc, const u16* vc, 
       m[h] = top;
       sum[h] *= c;
 #pragma unroll
-      for (int e = 0; e < 8; e++) acc[h][e] *= c;
+      for (int e = 0; e < PER; e++) acc[h][e] *= c;
 #pragma unroll
       for (int u = 0; u < UNROLL; u++) {
         s[h][u] = __expf(s[h][u] - base);
@@ -93,12 +104,13 @@ attention_paged(const u16* qkv, const u32* which, const u16* kc, const u16* vc, 
     }
 #pragma unroll
     for (int u = 0; u < UNROLL; u++) {
-      float v[8];
-      unpack8(vv[u], v);
+      float v[PER];
+#pragma unroll
+      for (int x = 0; x < VECS; x++) unpack8(vv[u][x], v + 8 * x);
 #pragma unroll
       for (int h = 0; h < HG; h++)
 #pragma unroll
-        for (int e = 0; e < 8; e++) acc[h][e] += s[h][u] * v[e];
+        for (int e = 0; e < PER; e++) acc[h][e] += s[h][u] * v[e];
     }
   }
   __shared__ float values[WARPS][HG][DIM], tops[WARPS][HG], sums[WARPS][HG];
@@ -112,14 +124,15 @@ attention_paged(const u16* qkv, const u32* which, const u16* kc, const u16* vc, 
       sum[h] *= c;
       sum[h] += __shfl_xor_sync(0xffffffffu, sum[h], d);
 #pragma unroll
-      for (int e = 0; e < 8; e++) {
+      for (int e = 0; e < PER; e++) {
         acc[h][e] *= c;
         acc[h][e] += __shfl_xor_sync(0xffffffffu, acc[h][e], d);
       }
     }
-    if (group == 0 && mine) {
+    if (group == 0) {
 #pragma unroll
-      for (int e = 0; e < 8; e++) values[warp][h][8 * lane + e] = acc[h][e];
+      for (int e = 0; e < PER; e++)
+        if (mine[e / 8]) values[warp][h][8 * (lane + LANES * (e / 8)) + e % 8] = acc[h][e];
       if (lane == 0) {
         tops[warp][h] = m[h];
         sums[warp][h] = sum[h];

@@ -1,6 +1,7 @@
 // A head is LANES threads with 8 elements each; PARTS such groups share a token and walk over its heads, so that cosines and
 // sines are read once a token. DIM is the head's width, ROT its rotating part; the partner of an element is in the same
 // place of another thread (half style) or beside it (interleaved).
+// A head of more than 32 threads has no norm, and what rotates of it is in the first 32.
 // NQ query and NKV key heads are known too, so that a thread's heads are an unrolled list: AHEAD of them are on their way from
 // memory while others are computed.
 #ifndef DIM
@@ -52,7 +53,7 @@ __device__ __forceinline__ void rotate(float* v, const Angles& a, float sign, in
   int other = lane < ROT / 16 ? lane + ROT / 16 : lane - ROT / 16;
   if (lane >= ROT / 8) other = lane;
 #pragma unroll
-  for (int j = 0; j < 8; j++) partner[j] = __shfl_sync(0xffffffffu, v[j], other, LANES);
+  for (int j = 0; j < 8; j++) partner[j] = __shfl_sync(0xffffffffu, v[j], other, LANES < 32 ? LANES : 32);
 #endif
   if (lane < ROT / 8) {
 #pragma unroll

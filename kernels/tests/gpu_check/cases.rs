@@ -872,6 +872,10 @@ pub(crate) fn all() -> Vec<Case> {
         (112, 112, RopeStyle::Interleaved),
         (128, 128, RopeStyle::Half),
         (128, 64, RopeStyle::Interleaved),
+        (192, 64, RopeStyle::Half),
+        (256, 64, RopeStyle::Half),
+        (576, 64, RopeStyle::Half),
+        (576, 64, RopeStyle::Interleaved),
     ] {
         for (query, kv, norms, tokens) in [(1, 1, true, 1), (4, 2, false, 7), (14, 2, true, 133)] {
             add(
@@ -880,13 +884,13 @@ pub(crate) fn all() -> Vec<Case> {
                     heads: Heads { query, kv, dim },
                     rotary,
                     style,
-                    norms,
+                    norms: norms && dim <= 256,
                     tokens,
                 },
             );
         }
     }
-    for dim in [16, 32, 64, 80, 96, 128] {
+    for dim in [16, 32, 64, 80, 96, 128, 192, 256] {
         let lengths: [(usize, usize, &[usize]); 4] = [
             (1, 1, &[1]),
             (2, 2, &[0, 5, 64, 1, 0, 130]),
@@ -927,10 +931,10 @@ pub(crate) fn all() -> Vec<Case> {
         &[[0..140, 0..70], [140..142, 140..141], [142..400, 142..271]],
         &[[0..20, 0..70], [10..30, 60..90]],
     ];
-    for dim in [16, 64, 80, 128] {
+    for dim in [16, 64, 80, 128, 192, 256] {
         for (at, (query, kv)) in [(1, 1), (4, 2), (8, 1), (14, 2)].into_iter().enumerate() {
             for (of, spans) in spans.iter().enumerate() {
-                if dim != 64 && dim != 128 && of % 4 != at {
+                if !matches!(dim, 64 | 128 | 192) && of % 4 != at {
                     continue;
                 }
                 let end = |side: usize| spans.iter().map(|s| s[side].end).max().unwrap_or(2);
@@ -946,7 +950,7 @@ pub(crate) fn all() -> Vec<Case> {
             }
         }
     }
-    for dim in [16, 64, 128] {
+    for dim in [16, 64, 128, 192, 576] {
         for (query, kv) in [(1, 1), (4, 2), (8, 1), (9, 3)] {
             let contexts = vec![
                 (1, 1),
