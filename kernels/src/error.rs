@@ -11,14 +11,6 @@ pub enum Error {
         /// Both shapes, in words.
         detail: String,
     },
-    /// The device has no kernel for an operation yet.
-    #[error("this device has no kernel for `{op}` yet, which {wanted_by}; run it on the CPU")]
-    NoKernel {
-        /// The operation.
-        op: &'static str,
-        /// What a model does with it.
-        wanted_by: &'static str,
-    },
     /// The device has no room for a tensor.
     #[error("out of device memory: {wanted_bytes} bytes wanted for {what}, {free_bytes} free")]
     OutOfMemory {

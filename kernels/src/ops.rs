@@ -9,7 +9,7 @@
 //!   change nothing, and a resumed run repeats an uninterrupted one;
 //! - results that a gradient is accumulated into are added to (`+=`), every other result is returned new.
 
-use crate::{Error, Result, attend_keys, pieces};
+use crate::{Result, attend_keys, pieces};
 use std::ops::Range;
 
 /// How attention heads are laid out in a packed row: `[query heads | key heads | value heads] × dim`.
@@ -322,14 +322,6 @@ pub struct Update<'a, O: Ops + ?Sized> {
 /// What a device has been asked for and does not have yet: calling it waits.
 pub type Later<'a, T> = Box<dyn FnOnce() -> Result<T> + 'a>;
 
-const EXPERTS: &str = "a mixture of experts needs";
-const DELTA: &str = "gated attention and gated delta nets need";
-const LATENT: &str = "multi-head latent attention needs";
-
-fn no_kernel(op: &'static str, wanted_by: &'static str) -> Error {
-    Error::NoKernel { op, wanted_by }
-}
-
 /// The way between any two devices.
 pub(crate) fn through_host<O: Ops + ?Sized>(
     to: &O,
@@ -344,8 +336,6 @@ pub(crate) fn through_host<O: Ops + ?Sized>(
 }
 
 /// A device that computes.
-///
-/// What only some families need has a default that says so; every other operation a backend must have.
 pub trait Ops: Send + Sync + 'static {
     /// Activations and weights, in the model's dtype. Cloning shares the storage.
     type Tensor: Clone + Send + Sync + 'static;
@@ -429,26 +419,14 @@ pub trait Ops: Send + Sync + 'static {
     fn accumulate_bias(&self, dy: &Self::Tensor, db: &mut Self::Float) -> Result<()>;
 
     /// `y_r = p_r x_r`, `p: [rows, 1]`.
-    fn scale_rows(&self, x: &Self::Tensor, p: &Self::Float) -> Result<Self::Tensor> {
-        let _ = (x, p);
-        Err(no_kernel("scale_rows", EXPERTS))
-    }
+    fn scale_rows(&self, x: &Self::Tensor, p: &Self::Float) -> Result<Self::Tensor>;
     /// `x_r · y_r` of each row: `[rows, 1]`.
-    fn row_dots(&self, x: &Self::Tensor, y: &Self::Tensor) -> Result<Self::Float> {
-        let _ = (x, y);
-        Err(no_kernel("row_dots", EXPERTS))
-    }
+    fn row_dots(&self, x: &Self::Tensor, y: &Self::Tensor) -> Result<Self::Float>;
     /// `y_t = Σ_j x[places[t × each + j]]`, in the order of `j`: `[places / each, cols]`. The backward of a gather that
     /// takes each row `each` times, and the sum over a token's experts.
-    fn sum_rows(&self, x: &Self::Tensor, places: &Self::Ids, each: usize) -> Result<Self::Tensor> {
-        let _ = (x, places, each);
-        Err(no_kernel("sum_rows", EXPERTS))
-    }
+    fn sum_rows(&self, x: &Self::Tensor, places: &Self::Ids, each: usize) -> Result<Self::Tensor>;
     /// Columns of `inputs`, moved and added as `map` says: `[rows, map.num_outputs()]`.
-    fn map_columns(&self, inputs: &[&Self::Tensor], map: &ColumnMap) -> Result<Self::Tensor> {
-        let _ = (inputs, map);
-        Err(no_kernel("map_columns", LATENT))
-    }
+    fn map_columns(&self, inputs: &[&Self::Tensor], map: &ColumnMap) -> Result<Self::Tensor>;
 
     // ---- matrices ----
 
@@ -473,20 +451,14 @@ pub trait Ops: Send + Sync + 'static {
         x: &Self::Tensor,
         w: &Self::Tensor,
         offsets: &[usize],
-    ) -> Result<Self::Tensor> {
-        let _ = (x, w, offsets);
-        Err(no_kernel("grouped_nt", EXPERTS))
-    }
+    ) -> Result<Self::Tensor>;
     /// `dx_r = dy_r W_e`: `dy: [rows, out]`, `w: [experts × out, in]` → `[rows, in]`.
     fn grouped_nn(
         &self,
         dy: &Self::Tensor,
         w: &Self::Tensor,
         offsets: &[usize],
-    ) -> Result<Self::Tensor> {
-        let _ = (dy, w, offsets);
-        Err(no_kernel("grouped_nn", EXPERTS))
-    }
+    ) -> Result<Self::Tensor>;
     /// `dW_e += dy_eᵀ x_e`. An expert without rows keeps its bits.
     fn accumulate_grouped_tn(
         &self,
@@ -494,30 +466,21 @@ pub trait Ops: Send + Sync + 'static {
         x: &Self::Tensor,
         offsets: &[usize],
         dw: &mut Self::Float,
-    ) -> Result<()> {
-        let _ = (dy, x, offsets, dw);
-        Err(no_kernel("accumulate_grouped_tn", EXPERTS))
-    }
+    ) -> Result<()>;
     /// `y_h = x_h W_h` of each head: `x_h: [rows, len]`, `W_h: [len, r]` → `[rows, heads × r]`.
     fn heads_nn(
         &self,
         x: &Self::Tensor,
         w: &Self::Tensor,
         parts: HeadParts,
-    ) -> Result<Self::Tensor> {
-        let _ = (x, w, parts);
-        Err(no_kernel("heads_nn", LATENT))
-    }
+    ) -> Result<Self::Tensor>;
     /// `y_h = x_h W_hᵀ` of each head: `x_h: [rows, r]`, `W_h: [len, r]` → `[rows, heads × len]`.
     fn heads_nt(
         &self,
         x: &Self::Tensor,
         w: &Self::Tensor,
         parts: HeadParts,
-    ) -> Result<Self::Tensor> {
-        let _ = (x, w, parts);
-        Err(no_kernel("heads_nt", LATENT))
-    }
+    ) -> Result<Self::Tensor>;
 
     /// Experts and weights of each row of `logits: [rows, experts]`, `[rows × top_k]`, best first. `bias: [1, experts]` is
     /// added to the scores for choosing; where a row's `forced` choices are all there ([`Route::FREE`] is none) they are
@@ -745,35 +708,23 @@ pub trait Ops: Send + Sync + 'static {
     // ---- gates and linear attention ----
 
     /// The same numbers in rows of another length.
-    fn reshape(&self, x: &Self::Tensor, rows: usize, cols: usize) -> Result<Self::Tensor> {
-        let _ = (x, rows, cols);
-        Err(no_kernel("reshape", DELTA))
-    }
+    fn reshape(&self, x: &Self::Tensor, rows: usize, cols: usize) -> Result<Self::Tensor>;
     /// `x sigmoid(gate)`, same shape.
-    fn gate(&self, x: &Self::Tensor, gate: &Self::Tensor) -> Result<Self::Tensor> {
-        let _ = (x, gate);
-        Err(no_kernel("gate", DELTA))
-    }
+    fn gate(&self, x: &Self::Tensor, gate: &Self::Tensor) -> Result<Self::Tensor>;
     /// `(dx, dgate)`.
     fn gate_backward(
         &self,
         dy: &Self::Tensor,
         x: &Self::Tensor,
         gate: &Self::Tensor,
-    ) -> Result<(Self::Tensor, Self::Tensor)> {
-        let _ = (dy, x, gate);
-        Err(no_kernel("gate_backward", DELTA))
-    }
+    ) -> Result<(Self::Tensor, Self::Tensor)>;
     /// `silu(Σ_j w_j x_(t - K + 1 + j))` of each column inside each sequence: `x: [tokens, cols]`, `w: [cols, K]`.
     fn causal_conv(
         &self,
         x: &Self::Tensor,
         w: &Self::Tensor,
         sequences: &Sequences,
-    ) -> Result<Self::Tensor> {
-        let _ = (x, w, sequences);
-        Err(no_kernel("causal_conv", DELTA))
-    }
+    ) -> Result<Self::Tensor>;
     /// `dx`; adds `dw`.
     fn causal_conv_backward(
         &self,
@@ -782,10 +733,7 @@ pub trait Ops: Send + Sync + 'static {
         w: &Self::Tensor,
         sequences: &Sequences,
         dw: &mut Self::Float,
-    ) -> Result<Self::Tensor> {
-        let _ = (dy, x, w, sequences, dw);
-        Err(no_kernel("causal_conv_backward", DELTA))
-    }
+    ) -> Result<Self::Tensor>;
     /// The gated delta rule over rows `qkv: [tokens, rule.heads.cols()]` with gates `[β | decay]: [tokens, 2 values]`
     /// → `[tokens, values × value_dim]`.
     fn gated_delta(
@@ -794,10 +742,7 @@ pub trait Ops: Send + Sync + 'static {
         gates: &Self::Tensor,
         rule: &DeltaRule<'_, Self>,
         sequences: &Sequences,
-    ) -> Result<Self::Tensor> {
-        let _ = (qkv, gates, rule.heads, sequences);
-        Err(no_kernel("gated_delta", DELTA))
-    }
+    ) -> Result<Self::Tensor>;
     /// `(dqkv, dgates)`; adds to `dweights`, the gradients of `a_log` and `dt_bias`.
     fn gated_delta_backward(
         &self,
@@ -807,10 +752,7 @@ pub trait Ops: Send + Sync + 'static {
         rule: &DeltaRule<'_, Self>,
         sequences: &Sequences,
         dweights: (&mut Self::Float, &mut Self::Float),
-    ) -> Result<(Self::Tensor, Self::Tensor)> {
-        let _ = (dout, qkv, gates, rule.heads, sequences, dweights);
-        Err(no_kernel("gated_delta_backward", DELTA))
-    }
+    ) -> Result<(Self::Tensor, Self::Tensor)>;
     /// Convolution and rule for rows whose sequences' memories lie in `states: [cache blocks, state_len]`: a block
     /// holds the memory after the last of its tokens that was computed. Gives the bits of the two operations above.
     fn gated_delta_paged(
@@ -821,10 +763,7 @@ pub trait Ops: Send + Sync + 'static {
         gates: &Self::Tensor,
         rule: &DeltaRule<'_, Self>,
         sequences: &[PagedSequence<'_>],
-    ) -> Result<Self::Tensor> {
-        let _ = (states, x, conv, gates, rule.heads, sequences);
-        Err(no_kernel("gated_delta_paged", DELTA))
-    }
+    ) -> Result<Self::Tensor>;
 
     // ---- head ----
 

@@ -5,12 +5,14 @@
 //! what is noted, and `plan` in the trainer for who asks.
 
 mod experts;
+mod families;
 pub mod meter;
 
 pub use meter::{Meter, Widths, Work};
 
 use crate::ops::{
-    AdamW, ColumnMap, Heads, KeySpan, Norms, Ops, PagedSequence, RopeTable, Sequences, TokenStats,
+    AdamW, ColumnMap, DeltaRule, HeadParts, Heads, KeySpan, Norms, Ops, PagedSequence, RopeTable,
+    Sequences, TokenStats,
 };
 use crate::{Result, check};
 use meter::Held;
@@ -441,6 +443,65 @@ impl Ops for Shapes {
     }
     fn map_columns(&self, inputs: &[&ShapeTensor], map: &ColumnMap) -> Result<ShapeTensor> {
         Ok(self.mapped(inputs, map))
+    }
+    fn heads_nn(&self, x: &ShapeTensor, w: &ShapeTensor, parts: HeadParts) -> Result<ShapeTensor> {
+        self.heads("heads_nn", x, w, parts, false)
+    }
+    fn heads_nt(&self, x: &ShapeTensor, w: &ShapeTensor, parts: HeadParts) -> Result<ShapeTensor> {
+        self.heads("heads_nt", x, w, parts, true)
+    }
+    fn reshape(&self, x: &ShapeTensor, rows: usize, cols: usize) -> Result<ShapeTensor> {
+        check::same("reshape", (x.rows * x.cols, 1), (rows * cols, 1))?;
+        let same = x.clone();
+        Ok(ShapeTensor { rows, cols, ..same })
+    }
+    fn causal_conv(&self, x: &ShapeTensor, w: &ShapeTensor, _: &Sequences) -> Result<ShapeTensor> {
+        self.convolved(x, w)
+    }
+    fn causal_conv_backward(
+        &self,
+        _: &ShapeTensor,
+        x: &ShapeTensor,
+        _: &ShapeTensor,
+        _: &Sequences,
+        dw: &mut ShapeFloat,
+    ) -> Result<ShapeTensor> {
+        Ok(self.convolved_gradient(x, dw))
+    }
+    fn gated_delta(
+        &self,
+        qkv: &ShapeTensor,
+        _: &ShapeTensor,
+        rule: &DeltaRule<'_, Self>,
+        _: &Sequences,
+    ) -> Result<ShapeTensor> {
+        let h = rule.heads;
+        self.delta_work(qkv.rows, h, 1);
+        Ok(self.tensor_of(qkv.rows, h.values * h.value_dim))
+    }
+    fn gated_delta_backward(
+        &self,
+        _: &ShapeTensor,
+        qkv: &ShapeTensor,
+        gates: &ShapeTensor,
+        rule: &DeltaRule<'_, Self>,
+        _: &Sequences,
+        _: (&mut ShapeFloat, &mut ShapeFloat),
+    ) -> Result<(ShapeTensor, ShapeTensor)> {
+        Ok(self.delta_gradient(qkv, gates, rule.heads))
+    }
+    fn gated_delta_paged(
+        &self,
+        _: &mut ShapeFloat,
+        x: &ShapeTensor,
+        _: &ShapeTensor,
+        _: &ShapeTensor,
+        rule: &DeltaRule<'_, Self>,
+        _: &[PagedSequence<'_>],
+    ) -> Result<ShapeTensor> {
+        let h = rule.heads;
+        self.delta_work(x.rows, h, 1);
+        Ok(self.tensor_of(x.rows, h.values * h.value_dim))
     }
     fn gate(&self, x: &ShapeTensor, _: &ShapeTensor) -> Result<ShapeTensor> {
         self.moved(3 * x.rows * x.cols);

@@ -54,7 +54,7 @@ pub const SLIME: &[(&str, &[(&str, Fate)])] = &[
     ]),
     ("Training backend", &[
         ("train-backend", Always("there is one trainer")),
-        ("qwen-gdn-backend", Refused("gated delta nets run on the CPU only, in one way")),
+        ("qwen-gdn-backend", Refused("gated delta nets run in one way")),
         ("train-env-vars", Always(ONE_BINARY)),
         ("update-weight-mode", Renamed("update-weight-transport")),
         ("update-weight-transport", Same),
