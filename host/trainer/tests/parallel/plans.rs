@@ -98,8 +98,8 @@ fn kind(said: &str) -> &'static str {
 
 #[test]
 fn simulated_ranks_make_the_calls_of_real_ones_in_their_order() {
-    let moe = Toy {
-        family: "glm4_moe",
+    let of = |family| Toy {
+        family,
         ..Toy::PLAIN
     };
     let config = TrainConfig {
@@ -109,7 +109,15 @@ fn simulated_ranks_make_the_calls_of_real_ones_in_their_order() {
     };
     for (toy, parallel) in [
         (Toy::PLAIN, sequence_parallel(sizes(2, 2, 2, 1))),
-        (moe, experts(2, 2, sequence_parallel(sizes(2, 2, 1, 2)))),
+        (
+            of("glm4_moe"),
+            experts(2, 2, sequence_parallel(sizes(2, 2, 1, 2))),
+        ),
+        (
+            of("deepseek_v3"),
+            experts(2, 1, sequence_parallel(sizes(2, 1, 2, 1))),
+        ),
+        (of("qwen3_next"), sizes(1, 2, 1, 2)),
     ] {
         let (mut trainer, log) = watched_as(toy, &config, &parallel, 0, 0);
         trainer.train(&mixed()).unwrap();
@@ -152,7 +160,7 @@ fn simulated_ranks_make_the_calls_of_real_ones_in_their_order() {
             let apart = real.iter().zip(simulated.iter()).position(|(a, b)| a != b);
             assert_eq!(apart, None, "rank {rank} of {}", parallel.short());
             assert_eq!(real.len(), simulated.len());
-            assert!(real.len() > 100);
+            assert!(real.len() > 20, "{}", real.len());
         }
     }
 }
