@@ -25,16 +25,20 @@ fn error(got: &[f64], want: &[f64]) -> f64 {
     (difference / size.max(1e-6)).sqrt()
 }
 
-/// Prints a line a result and returns how many are wrong. With `words`, only of operations whose names contain one.
-pub(crate) fn check(cuda: &Cuda, words: &[String]) -> usize {
+/// Prints a line a result and returns how many are wrong. With `words`, only of operations whose names contain one; of the
+/// others only the `quick` ones where that is asked for.
+pub(crate) fn check(cuda: &Cuda, words: &[String], quick: bool) -> usize {
     let cpu = Cpu::<f64>::new();
     let mut failures = 0;
     println!(
         "{:<24} {:<44} {:<10} {:>9} {:>8}  ok",
         "op", "shape", "result", "error", "limit"
     );
-    let wanted = |op: &str| words.is_empty() || words.iter().any(|word| op.contains(&**word));
-    for case in cases::all().iter().filter(|case| wanted(case.op)) {
+    let wanted = |case: &Case| match words {
+        [] => !quick || case.is_quick(),
+        words => words.iter().any(|word| case.op.contains(&**word)),
+    };
+    for case in cases::all().iter().filter(|case| wanted(case)) {
         let Case { op, shape, .. } = case;
         let outcome = case
             .run(&cpu)
