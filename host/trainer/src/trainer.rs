@@ -73,6 +73,21 @@ pub struct SftSequence<'a> {
     pub loss_mask: &'a [u8],
 }
 
+impl SftSequence<'_> {
+    /// Tokens and mask, to be sent to ranks.
+    pub(crate) fn owned(&self) -> OwnSequence {
+        (self.tokens.to_vec(), self.loss_mask.to_vec())
+    }
+
+    /// What [`Self::owned`] gave.
+    pub(crate) fn of((tokens, loss_mask): &OwnSequence) -> SftSequence<'_> {
+        SftSequence { tokens, loss_mask }
+    }
+}
+
+/// Tokens and mask of an [`SftSequence`].
+pub(crate) type OwnSequence = (Vec<u32>, Vec<u8>);
+
 /// A model being trained on one device.
 pub struct Trainer<O: Ops> {
     pub(crate) ops: Arc<O>,
@@ -275,21 +290,7 @@ impl<O: Ops> Trainer<O> {
     /// # Errors
     /// A sequence that cannot be trained on, or the device failed.
     pub fn sft_step(&mut self, sequences: &[SftSequence<'_>]) -> Result<TrainMetrics> {
-        for (index, sequence) in sequences.iter().enumerate() {
-            let refuse = |detail: String| Error::Sequence { index, detail };
-            let (tokens, mask) = (sequence.tokens.len(), sequence.loss_mask.len());
-            if tokens != mask {
-                return Err(refuse(format!(
-                    "loss_mask has {mask} values for {tokens} tokens"
-                )));
-            }
-            if sequence.loss_mask.iter().any(|&m| m > 1) {
-                return Err(refuse("loss_mask holds a value other than 0 and 1".into()));
-            }
-            check_tokens(sequence.tokens, self.limits()).map_err(refuse)?;
-        }
-        let pairs: Vec<(&[u32], &[u8])> =
-            sequences.iter().map(|s| (s.tokens, s.loss_mask)).collect();
+        let pairs = checked(sequences, self.limits())?;
         let length = self.config.loss_constant_length.unwrap_or(0);
         let batch = Batch::from_masked(&pairs, self.config.loss_aggregation, length);
         let packed = MicroBatch::pack(&batch, self.config.max_tokens_per_gpu);
@@ -441,6 +442,30 @@ impl<O: Ops> Trainer<O> {
             });
         }
     }
+}
+
+/// Sequences to fine-tune on as pairs of tokens and mask.
+///
+/// # Errors
+/// The first one that cannot be trained on.
+pub(crate) fn checked<'a>(
+    sequences: &[SftSequence<'a>],
+    limits: Limits,
+) -> Result<Vec<(&'a [u32], &'a [u8])>> {
+    for (index, sequence) in sequences.iter().enumerate() {
+        let refuse = |detail: String| Error::Sequence { index, detail };
+        let (tokens, mask) = (sequence.tokens.len(), sequence.loss_mask.len());
+        if tokens != mask {
+            return Err(refuse(format!(
+                "loss_mask has {mask} values for {tokens} tokens"
+            )));
+        }
+        if sequence.loss_mask.iter().any(|&m| m > 1) {
+            return Err(refuse("loss_mask holds a value other than 0 and 1".into()));
+        }
+        check_tokens(sequence.tokens, limits).map_err(refuse)?;
+    }
+    Ok(sequences.iter().map(|s| (s.tokens, s.loss_mask)).collect())
 }
 
 /// The metrics of a step in which the policy stays as it is.

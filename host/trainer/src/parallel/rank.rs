@@ -25,8 +25,8 @@ use crate::metrics::TrainMetrics;
 use crate::passes::{check_rollout_logprobs, check_taught, correct};
 use crate::step::{Evaluation, Scores, metrics};
 use crate::trainer::{
-    TokenScores, check_teacher, recompute_of, refuse_replay_without_experts,
-    warn_if_nothing_to_learn, without_policy,
+    OwnSequence, SftSequence, TokenScores, check_teacher, checked, recompute_of,
+    refuse_replay_without_experts, warn_if_nothing_to_learn, without_policy,
 };
 use crate::{Error, Result, advantages};
 use slime_core::RolloutRecord;
@@ -249,6 +249,26 @@ impl<O: Ops> Rank<O> {
             done.push(metrics);
         }
         Ok(done)
+    }
+
+    /// One step of supervised fine-tuning, as [`crate::Trainer::sft_step`].
+    ///
+    /// # Errors
+    /// A sequence that cannot be trained on, or a rank failed.
+    pub(super) fn sft_step(&mut self, sequences: &[OwnSequence]) -> Result<TrainMetrics> {
+        let sequences: Vec<_> = sequences.iter().map(SftSequence::of).collect();
+        let pairs = checked(&sequences, self.limits())?;
+        let length = self.config.loss_constant_length.unwrap_or(0);
+        let batch = Batch::from_masked(&pairs, self.config.loss_aggregation, length);
+        let evaluation = Evaluation {
+            objective: Objective::sft(),
+            batch: &batch,
+            old_is_engine: false,
+        };
+        let micros = self.micros(&batch);
+        let num_tokens = batch.num_tokens();
+        let _train = info_span!("train", step = 0, num_tokens).entered();
+        self.step(&evaluation, &micros)
     }
 
     /// Log-probs and entropies of every token but the first, as [`crate::Trainer::log_probs`].

@@ -11,7 +11,7 @@ use super::shard::paste;
 use super::stage::cut_from;
 use crate::config::TrainConfig;
 use crate::metrics::TrainMetrics;
-use crate::trainer::TokenScores;
+use crate::trainer::{OwnSequence, SftSequence, TokenScores};
 use crate::{Error, Result};
 use slime_core::RolloutRecord;
 use slime_kernels::Ops;
@@ -222,6 +222,16 @@ impl<O: Ops> ParallelTrainer<O> {
     pub fn train(&mut self, records: &[RolloutRecord]) -> Result<Vec<TrainMetrics>> {
         let records: Arc<[RolloutRecord]> = records.into();
         let mut all = self.on_all(move |rank| rank.train(&records))?;
+        Ok(all.swap_remove(0))
+    }
+
+    /// One step of supervised fine-tuning, as [`crate::Trainer::sft_step`].
+    ///
+    /// # Errors
+    /// A sequence that cannot be trained on (nothing is trained then), or a rank failed.
+    pub fn sft_step(&mut self, sequences: &[SftSequence<'_>]) -> Result<TrainMetrics> {
+        let sequences: Arc<[OwnSequence]> = sequences.iter().map(SftSequence::owned).collect();
+        let mut all = self.on_all(move |rank| rank.sft_step(&sequences))?;
         Ok(all.swap_remove(0))
     }
 

@@ -11,6 +11,7 @@ mod pitfalls;
 mod plans;
 mod processes;
 mod reshard;
+mod sft;
 mod toy;
 mod watched;
 
@@ -40,9 +41,13 @@ fn compare<O: Ops>(case: &Case, device: fn() -> O) -> Gaps {
 /// Tolerances of f64: losses, gradients, parameters.
 const DOUBLE: (f64, f64, f64) = (1e-10, 1e-11, 1e-10);
 
-fn holds(case: &Case, gaps: &Gaps, (loss, gradient, weight): (f64, f64, f64)) {
+fn holds(case: &Case, gaps: &Gaps, bounds: (f64, f64, f64)) {
+    holds_within(&format!("{} / {}", case.group, case.name), gaps, bounds);
+}
+
+fn holds_within(what: &str, gaps: &Gaps, (loss, gradient, weight): (f64, f64, f64)) {
     let within = gaps.loss <= loss && gaps.gradient <= gradient && gaps.weight <= weight;
-    assert!(within, "{} / {}: {gaps:?}", case.group, case.name);
+    assert!(within, "{what}: {gaps:?}");
 }
 
 fn quick(group: &str) {

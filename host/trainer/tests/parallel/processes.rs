@@ -10,7 +10,7 @@ use slime_kernels::comm::tcp::{Rendezvous, Timing};
 use slime_model::params;
 use slime_trainer::parallel::trainer::Weights;
 use slime_trainer::parallel::{ParallelConfig, ProcessTrainer, Training, follow, member};
-use slime_trainer::{Error, Result, TrainMetrics};
+use slime_trainer::{Error, Result, TrainConfig, TrainMetrics};
 use std::net::TcpListener;
 use std::path::Path;
 use std::sync::Arc;
@@ -20,10 +20,10 @@ type F32 = Cpu<f32>;
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
-fn training(toy: Toy, parallel: &ParallelConfig) -> Training {
+pub(crate) fn training(toy: Toy, config: &TrainConfig, parallel: &ParallelConfig) -> Training {
     Training {
         spec: toy.spec(),
-        config: config(),
+        config: config.clone(),
         parallel: parallel.clone(),
         vocab: 259,
     }
@@ -47,18 +47,17 @@ fn free_port() -> u16 {
 }
 
 /// Lead `processes` processes with `work`; what it returns, and how each follower ended.
-fn led<R>(
-    toy: Toy,
-    parallel: &ParallelConfig,
+pub(crate) fn led<R>(
+    training: &Training,
     processes: usize,
     work: impl FnOnce(ProcessTrainer<F32>) -> R,
 ) -> (Result<R>, Vec<Result<()>>) {
-    let (port, training) = (free_port(), training(toy, parallel));
+    let port = free_port();
     let weights: Weights = Arc::new(|param| Ok(weight(param)));
     let reference: Weights = Arc::new(|param| Ok(reference_weight(param)));
     std::thread::scope(|scope| {
         let follower = |rank| {
-            let (training, weights, reference) = (&training, &weights, reference.clone());
+            let (weights, reference) = (&weights, reference.clone());
             scope.spawn(move || {
                 let processes = join(rank, processes, port);
                 let ops = Arc::new(F32::new());
@@ -114,9 +113,11 @@ macro_rules! left_by {
 }
 
 fn by_processes(toy: Toy, parallel: &ParallelConfig, dir: &Path) -> Left {
-    let (left, ends) = led(toy, parallel, parallel.world(), |mut trainer| {
-        left_by!(trainer, toy, dir)
-    });
+    let (left, ends) = led(
+        &training(toy, &config(), parallel),
+        parallel.world(),
+        |mut trainer| left_by!(trainer, toy, dir),
+    );
     for end in ends {
         end.unwrap();
     }
@@ -179,22 +180,31 @@ fn processes_continue_from_a_checkpoint_of_threads() {
     let mut again = ranks(F32::new, Toy::PLAIN, &config(), &parallel).unwrap();
     again.load(&dir).unwrap();
     let wanted = again.train(&steps()[1]).unwrap();
-    let (got, _) = led(Toy::PLAIN, &parallel, 2, |mut trainer| {
-        assert_eq!(trainer.load(&dir).unwrap(), Step(2));
-        trainer.train(&steps()[1]).unwrap()
-    });
+    let (got, _) = led(
+        &training(Toy::PLAIN, &config(), &parallel),
+        2,
+        |mut trainer| {
+            assert_eq!(trainer.load(&dir).unwrap(), Step(2));
+            trainer.train(&steps()[1]).unwrap()
+        },
+    );
     assert_eq!(got.unwrap(), wanted);
 }
 
 #[test]
 fn what_all_processes_refuse_leaves_them_alive() {
-    let (refused, ends) = led(Toy::PLAIN, &sizes(1, 1, 1, 2), 2, |mut trainer| {
-        let mut bad = mixed();
-        bad[3].tokens[0] = 9999;
-        let refused = trainer.train(&bad).unwrap_err();
-        trainer.train(&mixed()).unwrap();
-        refused
-    });
+    let layout = sizes(1, 1, 1, 2);
+    let (refused, ends) = led(
+        &training(Toy::PLAIN, &config(), &layout),
+        2,
+        |mut trainer| {
+            let mut bad = mixed();
+            bad[3].tokens[0] = 9999;
+            let refused = trainer.train(&bad).unwrap_err();
+            trainer.train(&mixed()).unwrap();
+            refused
+        },
+    );
     assert!(matches!(refused.unwrap(), Error::Record { index: 3, .. }));
     ends.into_iter().for_each(|end| end.unwrap());
 }
@@ -202,7 +212,7 @@ fn what_all_processes_refuse_leaves_them_alive() {
 #[test]
 fn a_process_that_is_lost_is_named_within_seconds() {
     let (port, parallel) = (free_port(), sizes(1, 1, 1, 2));
-    let training = training(Toy::PLAIN, &parallel);
+    let training = training(Toy::PLAIN, &config(), &parallel);
     let weights: Weights = Arc::new(|param| Ok(weight(param)));
     std::thread::scope(|scope| {
         let other = scope.spawn(|| {
@@ -233,7 +243,8 @@ fn a_process_that_is_lost_is_named_within_seconds() {
 
 #[test]
 fn a_layout_of_another_number_of_ranks_is_refused_on_every_process() {
-    let (led, ends) = led(Toy::PLAIN, &sizes(2, 2, 1, 1), 2, |_| ());
+    let layout = sizes(2, 2, 1, 1);
+    let (led, ends) = led(&training(Toy::PLAIN, &config(), &layout), 2, |_| ());
     let errors = ends.into_iter().map(|end| end.unwrap_err());
     for error in errors.chain([led.unwrap_err()]) {
         let error = error.to_string();

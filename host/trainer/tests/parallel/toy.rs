@@ -252,13 +252,8 @@ pub(crate) struct Outcome {
     pub(crate) weights: BTreeMap<String, Vec<f64>>,
 }
 
-/// The same on one rank, by the trainer that is compared with transformers elsewhere.
-pub(crate) fn on_one<O: Ops>(
-    ops: &Arc<O>,
-    toy: Toy,
-    config: &TrainConfig,
-    records: &[RolloutRecord],
-) -> Outcome {
+/// A trainer on one rank, which is compared with transformers elsewhere.
+pub(crate) fn one_rank<O: Ops>(ops: &Arc<O>, toy: Toy, config: &TrainConfig) -> Trainer<O> {
     let spec = toy.spec();
     let tensors = |of: fn(&ParamSpec) -> Vec<f32>| -> Vec<O::Tensor> {
         params(&spec)
@@ -284,7 +279,27 @@ pub(crate) fn on_one<O: Ops>(
         let taught = trainer.with_teacher(teacher, weights);
         trainer = taught.expect("the teacher fits");
     }
+    trainer
+}
+
+/// The same on one rank.
+pub(crate) fn on_one<O: Ops>(
+    ops: &Arc<O>,
+    toy: Toy,
+    config: &TrainConfig,
+    records: &[RolloutRecord],
+) -> Outcome {
+    let mut trainer = one_rank(ops, toy, config);
     let metrics = trainer.train(records).expect("one rank trains");
+    outcome_of_one(ops, &trainer, metrics)
+}
+
+/// What one rank leaves.
+pub(crate) fn outcome_of_one<O: Ops>(
+    ops: &Arc<O>,
+    trainer: &Trainer<O>,
+    metrics: Vec<TrainMetrics>,
+) -> Outcome {
     let all = trainer.network().params().clone();
     let read = |i: usize| {
         ops.read_f64(&trainer.network().weights().0[i])

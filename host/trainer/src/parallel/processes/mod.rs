@@ -19,7 +19,7 @@ use crate::checkpoint::dir::Staging;
 use crate::checkpoint::{INDEX, Index};
 use crate::config::Problem;
 use crate::metrics::TrainMetrics;
-use crate::trainer::TokenScores;
+use crate::trainer::{SftSequence, TokenScores};
 use crate::{Error, Result};
 use order::{Answer, Done, Order, answer, answered, obey, refusal};
 use slime_core::{RolloutRecord, Step};
@@ -239,6 +239,18 @@ impl<O: Ops> ProcessTrainer<O> {
     pub fn train(&mut self, records: &[RolloutRecord]) -> Result<Vec<TrainMetrics>> {
         match self.order(&Order::Train(records.to_vec()), &self.all())? {
             (Some(Done::Trained(metrics)), _) => Ok(metrics),
+            _ => Err(unexpected()),
+        }
+    }
+
+    /// One step of supervised fine-tuning, as [`crate::Trainer::sft_step`].
+    ///
+    /// # Errors
+    /// A sequence that cannot be trained on (nothing is trained then), or a rank failed or is lost.
+    pub fn sft_step(&mut self, sequences: &[SftSequence<'_>]) -> Result<TrainMetrics> {
+        let sequences = sequences.iter().map(SftSequence::owned).collect();
+        match self.order(&Order::FineTune(sequences), &self.all())? {
+            (Some(Done::FineTuned(metrics)), _) => Ok(*metrics),
             _ => Err(unexpected()),
         }
     }

@@ -5,7 +5,7 @@
 use crate::checkpoint::pieces::Table;
 use crate::checkpoint::{Counters, Index};
 use crate::parallel::Rank;
-use crate::trainer::TokenScores;
+use crate::trainer::{OwnSequence, TokenScores};
 use crate::{Error, Result, TrainMetrics};
 use serde::{Deserialize, Serialize};
 use slime_core::RolloutRecord;
@@ -17,6 +17,8 @@ use std::path::PathBuf;
 pub(super) enum Order {
     /// Train on the records of one rollout step.
     Train(Vec<RolloutRecord>),
+    /// One step of fine-tuning.
+    FineTune(Vec<OwnSequence>),
     /// Score sequences.
     LogProbs(Vec<Vec<u32>>),
     /// Hand over what is held of a parameter; only asked of those that are needed.
@@ -32,6 +34,7 @@ pub(super) enum Order {
 /// What a rank made of an order. Numbers that all ranks have are the leader's own.
 pub(super) enum Done {
     Trained(Vec<TrainMetrics>),
+    FineTuned(Box<TrainMetrics>),
     Scored(Vec<TokenScores>),
     Param(Vec<f32>),
     Wrote(Table, Counters),
@@ -45,6 +48,7 @@ pub(super) enum Done {
 pub(super) fn obey<O: Ops>(rank: &mut Rank<O>, order: &Order) -> Result<Option<Done>> {
     Ok(Some(match order {
         Order::Train(records) => Done::Trained(rank.train(records)?),
+        Order::FineTune(sequences) => Done::FineTuned(Box::new(rank.sft_step(sequences)?)),
         Order::LogProbs(sequences) => Done::Scored(rank.log_probs(sequences)?),
         Order::Param(at) => match rank.stage.weights.0.get(*at) {
             Some(weight) => Done::Param(rank.ops.read(weight)?),
@@ -64,7 +68,7 @@ pub(super) fn obey<O: Ops>(rank: &mut Rank<O>, order: &Order) -> Result<Option<D
 /// What a follower answers, as bytes: a letter, and what belongs to it.
 pub(super) fn answer(done: &Done) -> Result<Vec<u8>> {
     Ok(match done {
-        Done::Trained(_) | Done::Scored(_) | Done::Read => b"d".to_vec(),
+        Done::Trained(_) | Done::FineTuned(_) | Done::Scored(_) | Done::Read => b"d".to_vec(),
         Done::Param(held) => {
             let numbers = held.iter().flat_map(|x| x.to_le_bytes());
             std::iter::once(b'p').chain(numbers).collect()
