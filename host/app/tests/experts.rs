@@ -5,50 +5,7 @@
 
 mod support;
 
-use serde_json::json;
-use slime_model::families::{self, HfConfig};
-use slime_model::text::bytes;
-use slime_model::{hf, init};
 use std::path::Path;
-
-/// A model over bytes with 8 experts of 24 columns in three of its four layers, 2 of them a token.
-fn write_model(dir: &Path) {
-    let config = json!({
-        "architectures": ["Qwen3MoeForCausalLM"],
-        "model_type": "qwen3_moe",
-        "vocab_size": bytes::VOCAB,
-        "hidden_size": 48,
-        "intermediate_size": 64,
-        "moe_intermediate_size": 24,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 16,
-        "num_experts": 8,
-        "num_experts_per_tok": 2,
-        "norm_topk_prob": true,
-        "mlp_only_layers": [1],
-        "decoder_sparse_step": 1,
-        "max_position_embeddings": 256,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 10000.0,
-        "tie_word_embeddings": false,
-        "hidden_act": "silu",
-        "attention_bias": false,
-        "initializer_range": 0.1,
-        "bos_token_id": null,
-        "eos_token_id": bytes::END,
-        "dtype": "float32",
-    });
-    let mut files = bytes::files("a test").unwrap();
-    files.insert_json("config.json", &config);
-    let spec = HfConfig::new("a test", config).and_then(|c| families::from_config(&c));
-    let spec = spec.unwrap();
-    hf::save_dir(dir, &spec, &files, hf::Dtype::F32, 1 << 30, |param| {
-        Ok::<_, slime_model::Error>(init::fresh(&spec, param, 3))
-    })
-    .unwrap();
-}
 
 const RECIPE: &str = "\
 [model]
@@ -82,7 +39,7 @@ fn run(dir: &Path, name: &str, more: &[&str]) -> (Vec<f64>, usize) {
 fn ranks_of_a_run_train_with_the_experts_that_its_engine_sampled_with() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
-    write_model(&dir.join("moe"));
+    support::write_experts(&dir.join("moe"));
     let replay = "--use-rollout-routing-replay";
     let layout = "--tensor-model-parallel-size 2 --sequence-parallel --pipeline-model-parallel-size 2 \
                   --expert-model-parallel-size 2 --expert-tensor-parallel-size 1";

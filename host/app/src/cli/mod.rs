@@ -14,6 +14,7 @@ mod logprobs;
 mod mask;
 mod plan;
 mod plugin;
+mod ranked;
 mod recipe;
 mod replay;
 mod rollout;

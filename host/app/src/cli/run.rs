@@ -1,16 +1,14 @@
 //! `slime-host run`: the RL loop.
 
+use super::ranked::ranked;
 use super::recipe::Recipe;
 use super::{Context, Outcome};
 use crate::config::flags::{Group, bits};
 use crate::config::{Device, Plan, Problem, Verb};
-use crate::error::{Failure, Result};
+use crate::error::Result;
 use crate::job::open::Place;
 use crate::job::opened::Opened;
-use crate::job::stop::Stop;
-use crate::job::{End, run_dir, team};
-use crate::launch::Env;
-use crate::launch::contract::rendezvous;
+use crate::job::{End, run_dir};
 use crate::wire::caster;
 use slime_kernels::comm::Processes;
 use slime_rollout::publish::Transport;
@@ -60,31 +58,9 @@ pub struct Args {
 /// # Errors
 /// What was asked for is wrong, or the run failed.
 pub fn run(args: Args, context: &Context) -> Result<Outcome> {
-    let Some((at, timing)) = rendezvous(&Env::own())? else {
-        return alone_or_leading(args, None, context);
-    };
-    let (rank, size) = (at.rank, at.size);
-    let processes = Processes::join(&at, timing);
-    let processes = processes.map_err(|e| Failure::elsewhere(e.to_string()))?;
-    if rank > 0 {
-        context.console.line(&format!(
-            " rank {rank} of {size}, led by rank 0 at {}:{}",
-            at.host, at.port
-        ));
-        return super::block_on(following(processes))?;
-    }
-    let result = alone_or_leading(args, Some(processes.clone()), context);
-    if let Err(failure) = &result {
-        team::give_up(&processes, failure);
-    }
-    result
-}
-
-/// A rank other than 0. What asks it to stop asks rank 0 too, which decides when there is nothing more to do.
-async fn following(processes: Arc<Processes>) -> Result<Outcome> {
-    let _patient = Stop::ignore();
-    tokio::task::block_in_place(|| team::follow(&processes))?;
-    Ok(Outcome::Done)
+    ranked(context, |processes| {
+        alone_or_leading(args, processes, context)
+    })
 }
 
 fn alone_or_leading(

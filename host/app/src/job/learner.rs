@@ -55,15 +55,13 @@ impl<O: Ops> Learn for Learner<O> {
     }
 
     fn save(&mut self, finished: Step) -> Result<()> {
-        self.fence.check().map_err(rollout_failed)?;
-        let name = format!("step_{finished}");
-        // Whole, but not yet the run's: that is one rename, just after the run was seen to be this process's still.
-        let aside = format!(".{name}.epoch-{}.writing", self.fence.epoch());
-        let aside = self.checkpoints.join(aside);
-        self.trainer.save(&aside, finished).map_err(train_failed)?;
-        self.fence.check().map_err(rollout_failed)?;
-        checkpoint::commit(&aside, &self.checkpoints.join(name)).map_err(train_failed)?;
-        checkpoint::keep_last(&self.checkpoints, self.keep).map_err(train_failed)
+        save(
+            &self.trainer,
+            &self.checkpoints,
+            self.keep,
+            &self.fence,
+            finished,
+        )
     }
 
     fn write_weights(&self, dir: &Path, form: &hf::Form) -> Result<Duration> {
@@ -101,6 +99,28 @@ impl<O: Ops> Learn for Learner<O> {
     fn log_probs(&self, tokens: &[u32]) -> Result<Vec<f64>> {
         self.trainer.log_probs(tokens).map_err(train_failed)
     }
+}
+
+/// Write the checkpoint of `finished` steps among `checkpoints`, of which the newest `keep` stay.
+///
+/// # Errors
+/// The disk refused, a rank failed, or the run is another process's by now.
+pub fn save<O: Ops>(
+    trainer: &Ranks<O>,
+    checkpoints: &Path,
+    keep: usize,
+    fence: &Fence,
+    finished: Step,
+) -> Result<()> {
+    fence.check().map_err(rollout_failed)?;
+    let name = format!("step_{finished}");
+    // Whole, but not yet the run's: that is one rename, just after the run was seen to be this process's still.
+    let aside = format!(".{name}.epoch-{}.writing", fence.epoch());
+    let aside = checkpoints.join(aside);
+    trainer.save(&aside, finished).map_err(train_failed)?;
+    fence.check().map_err(rollout_failed)?;
+    checkpoint::commit(&aside, &checkpoints.join(name)).map_err(train_failed)?;
+    checkpoint::keep_last(checkpoints, keep).map_err(train_failed)
 }
 
 /// Write what was trained as an HF directory; `read` gives each parameter.

@@ -11,7 +11,9 @@ use slime_kernels::comm::Processes;
 use slime_model::{ModelSpec, ParamSpec};
 use slime_trainer::parallel::trainer::Weights;
 use slime_trainer::parallel::{ParallelTrainer, ProcessTrainer, Training};
-use slime_trainer::{Error, OnProgress, Problem, Result, TrainConfig, TrainMetrics, Trainer};
+use slime_trainer::{
+    Error, OnProgress, Problem, Result, SftSequence, TrainConfig, TrainMetrics, Trainer,
+};
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
@@ -75,7 +77,7 @@ impl<O: Machine> Ranks<O> {
             if !O::PROCESSES {
                 return Err(Error::Config(vec![Problem {
                     key: "device",
-                    detail: "ranks on GPUs are threads of one process: start `slime-host run` once, without `launch`".into(),
+                    detail: "ranks on GPUs are threads of one process: start slime-host once, without `launch`".into(),
                 }]));
             }
             let processes = Arc::clone(processes);
@@ -145,6 +147,18 @@ impl<O: Ops> Ranks<O> {
             Self::One(trainer) => trainer.train(records),
             Self::Many(trainer) => trainer.train(records),
             Self::Far(trainer) => trainer.train(records),
+        }
+    }
+
+    /// One step of supervised fine-tuning.
+    ///
+    /// # Errors
+    /// As [`Trainer::sft_step`].
+    pub fn sft_step(&mut self, sequences: &[SftSequence<'_>]) -> Result<TrainMetrics> {
+        match self {
+            Self::One(trainer) => trainer.sft_step(sequences),
+            Self::Many(trainer) => trainer.sft_step(sequences),
+            Self::Far(trainer) => trainer.sft_step(sequences),
         }
     }
 

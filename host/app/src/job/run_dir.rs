@@ -2,6 +2,7 @@
 
 use crate::config::layer::from_file;
 use crate::config::merge::merge;
+use crate::config::plan::IS_LAYOUT;
 use crate::config::{Problem, Problems, Resolved};
 use crate::error::{Result, at_path};
 use crate::wire::{Model, Plugins};
@@ -22,7 +23,8 @@ pub const SERVERS: &str = "servers";
 /// The trained model.
 pub const MODEL: &str = "model";
 
-/// Keys that may differ when a run is continued: they change neither what is sampled nor what is learned.
+/// Keys that may differ when a run is continued: they change neither what is sampled nor what is learned. So do those of
+/// the layout, [`IS_LAYOUT`].
 const FREE: [&str; 26] = [
     "run.dir",
     "run.name",
@@ -51,6 +53,11 @@ const FREE: [&str; 26] = [
     "rollout.pause_generation_mode",
     "limits.wall",
 ];
+
+fn is_free(key: &str) -> bool {
+    let layout = key.strip_prefix("train.");
+    FREE.contains(&key) || layout.is_some_and(|key| IS_LAYOUT.contains(&key))
+}
 
 /// Where launched servers write, for a verb that may have no directory.
 pub fn logs(dir: Option<&Path>) -> PathBuf {
@@ -91,8 +98,28 @@ pub fn fresh(said: Option<&Path>, name: &str, seed: u64) -> Result<PathBuf> {
 /// # Errors
 /// There is none.
 pub fn to_resume(said: Option<&Path>) -> Result<PathBuf, Problem> {
+    newest_with(DATABASE, said)
+}
+
+/// The fine-tuning to continue: what was said, else the newest under `runs/`.
+///
+/// # Errors
+/// There is none.
+pub fn fine_tuning_to_resume(said: Option<&Path>) -> Result<PathBuf, Problem> {
+    let dir = newest_with(CHECKPOINTS, said)?;
+    match dir.join(DATABASE).exists() {
+        false => Ok(dir),
+        true => Err(
+            Problem::new(format!("{} holds a run of `slime-host run`", dir.display()))
+                .help("continue it with `slime-host run --resume`, or name the fine-tuning: --set run.dir=PATH"),
+        ),
+    }
+}
+
+/// The directory that was said, or the newest under `runs/`, with `file` in it.
+fn newest_with(file: &str, said: Option<&Path>) -> Result<PathBuf, Problem> {
     if let Some(dir) = said {
-        return match dir.join(DATABASE).exists() {
+        return match dir.join(file).exists() {
             true => Ok(dir.into()),
             false => Err(
                 Problem::new(format!("there is no run in {}", dir.display()))
@@ -107,10 +134,7 @@ pub fn to_resume(said: Option<&Path>) -> Result<PathBuf, Problem> {
     let newest = runs
         .filter_map(|dir| {
             Some((
-                std::fs::metadata(dir.join(DATABASE))
-                    .ok()?
-                    .modified()
-                    .ok()?,
+                std::fs::metadata(dir.join(file)).ok()?.modified().ok()?,
                 dir,
             ))
         })
@@ -153,7 +177,7 @@ pub fn same_recipe(dir: &Path, now: &Resolved) -> Result<(), Problems> {
     let said = |value: Option<&String>| value.map_or("not said".to_owned(), Clone::clone);
     let problems: Vec<Problem> = keys
         .into_iter()
-        .filter(|key| !FREE.contains(&key.as_str()) && then.get(*key) != now_values.get(*key))
+        .filter(|key| !is_free(key) && then.get(*key) != now_values.get(*key))
         .map(|key| {
             let (then, now_value) = (said(then.get(key)), said(now_values.get(key)));
             Problem::new(format!(
@@ -183,10 +207,7 @@ fn values(resolved: &Resolved) -> std::collections::BTreeMap<String, String> {
 /// What makes this run this run.
 pub fn identity(said: &Resolved, model: &Model, plugins: &Plugins) -> Identity {
     let mut text = String::new();
-    for (key, value) in values(said)
-        .iter()
-        .filter(|(key, _)| !FREE.contains(&key.as_str()))
-    {
+    for (key, value) in values(said).iter().filter(|(key, _)| !is_free(key)) {
         let _ = writeln!(text, "{key} = {value}");
     }
     let mut summary = format!("model {} ({})", model.name(), model.size());
@@ -228,6 +249,8 @@ mod tests {
             )
             .is_ok()
         );
+        let other_layout = "seed = 1\n[train]\nlr = 1e-3\ndata_parallel_size = 2\n";
+        assert!(same_recipe(dir.path(), &resolved(other_layout)).is_ok());
         let problems = same_recipe(dir.path(), &resolved("[train]\nlr = 1e-4\n"))
             .unwrap_err()
             .0;

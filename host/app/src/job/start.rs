@@ -4,7 +4,7 @@ use super::learner::{Learner, train_failed};
 use super::opened::Opened;
 use super::ranks::{Ranks, Trained, source};
 use super::stop::Stop;
-use super::team::{self, Begin, From};
+use super::team::{self, Begin, From, Work};
 use super::warm_up::{self, Corpus};
 use super::watch::on_train;
 use super::{Learn, row, run_dir};
@@ -17,11 +17,10 @@ use crate::wire::model::{load_other, load_teacher, model_failed};
 use crate::wire::{refused, sources};
 use slime_core::Step;
 use slime_core::ports::{Source, TextCodec};
-use slime_kernels::Ops;
 use slime_kernels::comm::Processes;
 use slime_model::hf::{self, DEFAULT_SHARD_BYTES, save_weights};
 use slime_rollout::Fence;
-use slime_trainer::{Trainer, checkpoint};
+use slime_trainer::checkpoint;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -56,11 +55,12 @@ pub async fn learner<O: Machine>(
     let mut warmed = false;
     let weights = match &plan.sft {
         Some(_) if !found => {
-            let Some(trainer) = warm_up(opened, dir, &ops, stop, console).await? else {
+            let Some(trainer) = warm_up(opened, dir, &ops, stop, console, held).await? else {
                 return Ok(None);
             };
             warmed = true;
-            let weights = trainer.network().params().iter().map(|param| {
+            let params = slime_model::params(&model.spec);
+            let weights = params.iter().map(|param| {
                 let data = trainer.read_param(param).map_err(train_failed)?;
                 ops.tensor(param.rows, param.cols, &data)
                     .map_err(|e| Failure::run(e.to_string()))
@@ -149,6 +149,7 @@ fn told(opened: &Opened, dir: &Path, warmed: bool) -> Result<Begin> {
         None => From::Model,
     };
     Ok(Begin {
+        work: Work::Train,
         recipe: opened.said.to_toml(true),
         dir: absolute(dir)?,
         weights: if warmed { own } else { From::Model },
@@ -157,13 +158,26 @@ fn told(opened: &Opened, dir: &Path, warmed: bool) -> Result<Begin> {
     })
 }
 
-async fn warm_up<O: Ops>(
+/// What every other rank is told of the warm-up.
+fn told_to_warm_up(opened: &Opened, dir: &Path) -> Result<Begin> {
+    Ok(Begin {
+        work: Work::WarmUp,
+        recipe: opened.said.to_toml(true),
+        dir: std::path::absolute(dir).map_err(at_path(dir))?,
+        weights: From::Model,
+        reference: None,
+        teacher: None,
+    })
+}
+
+async fn warm_up<O: Machine>(
     opened: &Opened,
     dir: &Path,
     ops: &Arc<O>,
     stop: &Stop,
     console: &Console,
-) -> Result<Option<Trainer<O>>> {
+    held: &Held,
+) -> Result<Option<Ranks<O>>> {
     let plan = &opened.plan;
     let Some(sft) = &plan.sft else {
         return Ok(None);
@@ -192,19 +206,22 @@ async fn warm_up<O: Ops>(
     .await?;
     let path = dir.join(WARM_UP_FILE);
     let mut rows = Metrics::at(&path, "train/step", None).map_err(at_path(&path))?;
-    let total = sft
-        .num_steps
-        .unwrap_or_else(|| corpus.steps_per_pass(sft.batch_size));
+    let total = warm_up::num_steps(sft, &corpus);
     let bar = console.progress("warm-up", total);
     let span = tracing::info_span!(target: "slime", "sft", steps = total);
-    let trainer = tokio::task::block_in_place(|| {
+    if let Some(processes) = &held.processes {
+        team::begin(processes, &told_to_warm_up(opened, dir)?, Vec::new())?;
+    }
+    let processes = held.processes.as_ref();
+    let mut trainer = warm_up::trainer(sft, plan, &opened.model, ops.clone(), processes)?;
+    tokio::task::block_in_place(|| {
         let _inside = span.enter();
         warm_up::run(
             sft,
             &corpus,
-            &opened.model,
-            ops.clone(),
-            |step, total, metrics, took| {
+            0..total,
+            &mut trainer,
+            |_, step, metrics, took| {
                 let row = row::of_train("train/step", step, metrics, took);
                 rows.write(&row).map_err(at_path(&path))?;
                 bar.advance();

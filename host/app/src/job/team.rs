@@ -1,4 +1,4 @@
-//! A run whose ranks are processes: rank 0 is the controller, the others train what it says.
+//! A run whose ranks are processes, of `run` or `sft`: rank 0 is the controller, the others train what it says.
 //!
 //! The controller reads the recipe, holds the Data Buffer, samples, publishes and leads; every other rank is told the recipe
 //! as it was resolved, so none can differ, and where weights and checkpoints lie, on a disk all of them see. Steps are agreed
@@ -36,9 +36,22 @@ pub enum From {
     Directory(PathBuf),
 }
 
+/// What ranks are to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Work {
+    /// Train on rollouts, as `run` does.
+    Train,
+    /// The warm-up of `run`; how to train follows.
+    WarmUp,
+    /// Fine-tune, as `sft` does.
+    FineTune,
+}
+
 /// What the controller tells the others before they follow.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Begin {
+    /// What they will be told to do.
+    pub work: Work,
     /// The recipe as it was resolved.
     pub recipe: String,
     /// The run's directory.
@@ -82,21 +95,26 @@ pub fn lost(reason: impl std::fmt::Display) -> Failure {
 /// # Errors
 /// The recipe cannot be read here, this rank failed, or another one did or is lost.
 pub fn follow(processes: &Arc<Processes>) -> Result<()> {
-    let words = match processes.hear(0, None) {
-        Ok(words) => words,
-        // The controller had nothing to do, and said so by leaving.
-        Err(_) if processes.ended().is_none() => return Ok(()),
-        Err(error) => return Err(lost(error)),
-    };
-    let begin: Begin = serde_json::from_slice(&words)
-        .map_err(|e| Failure::run(format!("rank 0 is of another version of this program: {e}")))?;
-    let result = begun(processes, &begin);
-    if let Err(failure) = &result
-        && processes.ended().is_none()
-    {
-        processes.end(format!("rank {} failed: {failure}", processes.rank()));
+    loop {
+        let words = match processes.hear(0, None) {
+            Ok(words) => words,
+            // The controller had nothing to do, and said so by leaving.
+            Err(_) if processes.ended().is_none() => return Ok(()),
+            Err(error) => return Err(lost(error)),
+        };
+        let begin: Begin = serde_json::from_slice(&words).map_err(|e| {
+            Failure::run(format!("rank 0 is of another version of this program: {e}"))
+        })?;
+        let result = begun(processes, &begin);
+        if let Err(failure) = &result
+            && processes.ended().is_none()
+        {
+            processes.end(format!("rank {} failed: {failure}", processes.rank()));
+        }
+        if result.is_err() || begin.work != Work::WarmUp {
+            return result;
+        }
     }
-    result
 }
 
 fn begun(processes: &Arc<Processes>, begin: &Begin) -> Result<()> {
@@ -105,7 +123,11 @@ fn begun(processes: &Arc<Processes>, begin: &Begin) -> Result<()> {
         base: Some((name, begin.recipe.clone())),
         ..Said::default()
     })?;
-    let plan = Plan::without_servers(&said, Verb::Run)?;
+    let verb = match begin.work {
+        Work::Train | Work::WarmUp => Verb::Run,
+        Work::FineTune => Verb::Sft,
+    };
+    let plan = Plan::without_servers(&said, verb)?;
     processes.set_patience(plan.ranks.patience);
     let model = Model::open(&plan.model, &said, plan.seed)?;
     let steps = checkpoint::steps(&begin.dir.join(run_dir::CHECKPOINTS)).map_err(train_failed)?;
@@ -124,9 +146,13 @@ fn rank<O: Ops>(
     plan: &Plan,
     model: &Model,
 ) -> Result<()> {
+    let config = match (begin.work, &plan.sft) {
+        (Work::WarmUp | Work::FineTune, Some(sft)) => &sft.train,
+        _ => &plan.train,
+    };
     let training = Training {
         spec: model.spec.clone(),
-        config: plan.train.clone(),
+        config: config.clone(),
         parallel: plan.ranks.parallel.clone(),
         vocab: model.text.vocab_size(),
     };
@@ -213,6 +239,7 @@ mod tests {
             .unwrap()
         };
         let begin = Begin {
+            work: Work::Train,
             recipe: "seed = 1\n".into(),
             dir: "run".into(),
             weights: From::Model,

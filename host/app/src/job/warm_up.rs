@@ -1,17 +1,21 @@
 //! Supervised fine-tuning: conversations to token sequences with a mask, and the loop over them.
 //!
-//! Used by the verb `sft`, and before the first rollout of a run that asks for it.
+//! Used by the verb `sft`, and before the first rollout of a run that asks for it, on the ranks that train afterwards.
 
+use crate::config::Plan;
 use crate::config::plan::SftPlan;
 use crate::error::{Failure, Result};
 use crate::job::learner::train_failed;
+use crate::job::ranks::{Ranks, Trained};
 use crate::wire::Model;
+use crate::wire::device::Machine;
 use serde_json::{Map, Value};
 use slime_core::ports::{Source, TextCodec};
 use slime_core::{Message, Prompt, PromptBody};
 use slime_kernels::Ops;
+use slime_kernels::comm::Processes;
 use slime_rollout::source::permutation;
-use slime_trainer::{SftSequence, TrainMetrics, Trainer};
+use slime_trainer::{SftSequence, TrainMetrics};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -179,25 +183,46 @@ fn learned(before: &[u32], through: &[u32], ends: &[u32]) -> Option<Range<usize>
     (length > 0).then(|| before.len()..before.len() + length)
 }
 
-/// Fine-tune `weights` and hand the trainer over. `report` hears of every step.
+/// A trainer of `model` on the ranks of `plan`, that fine-tunes it as `sft` says.
 ///
 /// # Errors
-/// A sequence that does not fit the model, or what `report` says.
+/// A layout that does not fit the model, a device without room.
+pub fn trainer<O: Machine>(
+    sft: &SftPlan,
+    plan: &Plan,
+    model: &Model,
+    ops: Arc<O>,
+    processes: Option<&Arc<Processes>>,
+) -> Result<Ranks<O>> {
+    let weights = model.load(&*ops).map_err(|e| Failure::run(e.to_string()))?;
+    let trained = Trained {
+        spec: &model.spec,
+        config: &sft.train,
+        ranks: &plan.ranks,
+        vocab: model.text.vocab_size(),
+        processes,
+    };
+    Ranks::new(ops, &trained, weights, Box::new(|_| {})).map_err(train_failed)
+}
+
+/// Steps of fine-tuning on `corpus`.
+pub fn num_steps(plan: &SftPlan, corpus: &Corpus) -> u64 {
+    plan.num_steps
+        .unwrap_or_else(|| corpus.steps_per_pass(plan.batch_size))
+}
+
+/// Fine-tune through `steps`. `report` hears of every step and says whether to go on.
+///
+/// # Errors
+/// A sequence that does not fit the model, a rank that failed, or what `report` says.
 pub fn run<O: Ops>(
     plan: &SftPlan,
     corpus: &Corpus,
-    model: &Model,
-    ops: Arc<O>,
-    mut report: impl FnMut(u64, u64, &TrainMetrics, Duration) -> Result<bool>,
-) -> Result<Trainer<O>> {
-    let weights = model.load(&*ops).map_err(|e| Failure::run(e.to_string()))?;
-    let trainer =
-        Trainer::new(ops, model.spec.clone(), weights, plan.train.clone()).map_err(train_failed)?;
-    let mut trainer = trainer.with_vocab(model.text.vocab_size());
-    let total = plan
-        .num_steps
-        .unwrap_or_else(|| corpus.steps_per_pass(plan.batch_size));
-    for step in 0..total {
+    steps: Range<u64>,
+    trainer: &mut Ranks<O>,
+    mut report: impl FnMut(&Ranks<O>, u64, &TrainMetrics, Duration) -> Result<bool>,
+) -> Result<()> {
+    for step in steps {
         let begin = Instant::now();
         let batch = corpus.batch(step, plan.batch_size);
         let sequences: Vec<SftSequence<'_>> = batch
@@ -208,11 +233,11 @@ pub fn run<O: Ops>(
             })
             .collect();
         let metrics = trainer.sft_step(&sequences).map_err(train_failed)?;
-        if !report(step, total, &metrics, begin.elapsed())? {
+        if !report(trainer, step, &metrics, begin.elapsed())? {
             break;
         }
     }
-    Ok(trainer)
+    Ok(())
 }
 
 #[cfg(test)]

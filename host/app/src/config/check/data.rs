@@ -3,6 +3,7 @@
 use super::Check;
 use crate::config::Verb;
 use crate::config::eval_set::Share;
+use crate::config::layer::Origin;
 use crate::config::sections::Filter;
 
 impl Check<'_> {
@@ -79,6 +80,17 @@ impl Check<'_> {
     }
 
     pub(super) fn without_effect(&mut self) {
+        // A file may say how many checkpoints `run` keeps.
+        let kept = "run.keep_checkpoints";
+        let by_hand = self
+            .said
+            .origins
+            .get(kept)
+            .is_some_and(|origin| !matches!(origin, Origin::File { .. }));
+        if self.verb == Verb::Sft && by_hand && !self.said.says("run.save_interval") {
+            let why = "fine-tuning writes no checkpoints";
+            self.useless(kept, why, "add --save-interval N");
+        }
         let c = &self.said.config;
         let has_prompts = c.data.prompt_data.is_some() || !c.data.sources.is_empty();
         if !has_prompts {

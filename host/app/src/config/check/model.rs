@@ -127,13 +127,6 @@ impl Check<'_> {
             t.data_parallel_size,
         ];
         let world: usize = several.iter().map(|n| n.unwrap_or(1)).product();
-        if self.verb == Verb::Sft && world != 1 {
-            self.refuse(
-                "train.data_parallel_size",
-                format!("fine-tuning runs on one rank, and the layout has {world}"),
-                "leave the parallel sizes out",
-            );
-        }
         if world == 1 {
             let why = "the trainer runs on one rank";
             let cure = "set a parallel size above 1, or leave it out";

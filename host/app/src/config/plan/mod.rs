@@ -12,7 +12,7 @@ mod verb;
 pub use data::{DataPlan, EvalPlan, MixPlan, Prompts};
 pub use plugins::{GatewayPlan, LimitsPlan};
 pub use rollout::{RolloutPlan, SamplingPlan};
-pub use train::{RanksPlan, SftPlan};
+pub use train::{IS_LAYOUT, RanksPlan, SftPlan};
 pub use verb::Verb;
 
 use super::check::Check;

@@ -31,6 +31,8 @@ pub struct SftPlan {
     pub shuffled_label_frac: f64,
     /// Sequences of one train step.
     pub batch_size: usize,
+    /// Train steps between checkpoints, of the verb `sft`; without it there are none.
+    pub save_interval: Option<u64>,
     /// Optimizer and batches.
     pub train: TrainConfig,
 }
@@ -38,8 +40,8 @@ pub struct SftPlan {
 /// Keys of `[algorithm]` that are this program's and not the trainer's.
 const OURS: [&str; 1] = ["allow_uncorrected_lag"];
 
-/// Keys of `[train]` that say how the model is spread over ranks.
-const IS_LAYOUT: [&str; 12] = [
+/// Keys of `[train]` that say how the model is spread over ranks: they change no number but its last bits.
+pub const IS_LAYOUT: [&str; 12] = [
     "tensor_model_parallel_size",
     "sequence_parallel",
     "pipeline_model_parallel_size",
@@ -131,6 +133,7 @@ pub(super) fn sft_plan(said: &Resolved, verb: Verb, train: &TrainConfig) -> Opti
         num_steps: s.num_steps,
         shuffled_label_frac: s.shuffled_label_frac.unwrap_or(0.0),
         batch_size: s.batch_size.unwrap_or(32) as usize,
+        save_interval: said.config.run.save_interval.filter(|_| verb == Verb::Sft),
         train: TrainConfig {
             lr: s.lr.unwrap_or(train.lr),
             min_lr: s.min_lr.unwrap_or(0.0),

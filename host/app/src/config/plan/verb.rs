@@ -61,8 +61,6 @@ impl Verb {
                 "run.gateway_rewards",
                 "run.num_rollout",
                 "run.num_epoch",
-                "run.save_interval",
-                "run.keep_checkpoints",
                 "model.ref_load",
                 "model.teacher_load",
                 "model.teacher_addrs",
