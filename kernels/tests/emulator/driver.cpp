@@ -238,6 +238,7 @@ API Result cuEventCreate(void** event, unsigned) { *event = new Event{0}; return
 API Result cuEventDestroy_v2(void* event) { delete static_cast<Event*>(event); return OK; }
 API Result cuEventRecord(void* event, void*) { static_cast<Event*>(event)->ms = now_ms(); return OK; }
 API Result cuEventSynchronize(void*) { return OK; }
+API Result cuEventQuery(void*) { return OK; }
 API Result cuEventElapsedTime_v2(float* ms, void* from, void* to) {
   *ms = static_cast<float>(static_cast<Event*>(to)->ms - static_cast<Event*>(from)->ms);
   return OK;

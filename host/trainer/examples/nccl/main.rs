@@ -5,6 +5,7 @@
 //! target/release/examples/nccl                 parity of dp2, tp2, tp2 with sp, pp2, cp2 and, with experts, ep2 on GPUs 0
 //!                                              and 1, then speed
 //! target/release/examples/nccl --quick         parity only
+//! target/release/examples/nccl --quick --tiny  the same of models that emulated GPUs can train (`kernels/tests/emulator/build.sh`)
 //! target/release/examples/nccl --speed 1.7B --length 4096 --micro 2 --micros 8 --layouts 'dp tp2 pp2,first16' --trace DIR
 //!                                              speed only, with 8 micro-batches of 2 sequences a GPU, and DIR/1.7B-dp2.json
 //! target/release/examples/nccl --bandwidth     collectives only
@@ -41,13 +42,19 @@ type Failure = Box<dyn Error>;
 
 /// hidden, feed-forward, layers, query heads, vocabulary, tied.
 fn spec(name: &str) -> Result<Arc<ModelSpec>, Failure> {
-    if name == "small-moe" {
+    // The tiny one's rows go to all experts: of two that are as good, rounding may choose either.
+    let with_experts = match name {
+        "small-moe" => Some((512, 128, 4, 16, 4)),
+        "tiny-moe" => Some((128, 64, 2, 4, 4)),
+        _ => None,
+    };
+    if let Some((hidden, dim, layers, experts, chosen)) = with_experts {
         let config = json!({
             "model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], "hidden_act": "silu", "attention_bias": false,
-            "vocab_size": 4104, "hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 4,
-            "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 128, "max_position_embeddings": 40_960,
-            "rms_norm_eps": 1e-6, "rope_theta": 1e6, "tie_word_embeddings": false, "moe_intermediate_size": 256,
-            "num_experts": 16, "num_experts_per_tok": 4, "norm_topk_prob": true, "decoder_sparse_step": 1, "mlp_only_layers": [],
+            "vocab_size": 8 * hidden + 8, "hidden_size": hidden, "intermediate_size": 3 * hidden, "num_hidden_layers": layers,
+            "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": dim, "max_position_embeddings": 40_960,
+            "rms_norm_eps": 1e-6, "rope_theta": 1e6, "tie_word_embeddings": false, "moe_intermediate_size": hidden / 2,
+            "num_experts": experts, "num_experts_per_tok": chosen, "norm_topk_prob": true, "decoder_sparse_step": 1, "mlp_only_layers": [],
         });
         return Ok(Arc::new(from_config(&HfConfig::new(
             "config.json",
@@ -56,17 +63,22 @@ fn spec(name: &str) -> Result<Arc<ModelSpec>, Failure> {
     }
     let (hidden, ffn, layers, heads, vocab, tied) = match name {
         "small" => (512, 1536, 4, 8, 4104, false),
+        "tiny" => (128, 384, 2, 8, 1032, false),
         "0.6B" => (1024, 3072, 28, 16, 151_936, true),
         "1.7B" => (2048, 6144, 28, 16, 151_936, true),
         "4B" => (2560, 9728, 36, 32, 151_936, true),
         "8B" => (4096, 12_288, 36, 32, 151_936, false),
-        _ => return Err("models: small, 0.6B, 1.7B, 4B, 8B".into()),
+        _ => return Err("models: tiny, small, 0.6B, 1.7B, 4B, 8B".into()),
     };
-    let kv = if name == "small" { 4 } else { 8 };
+    let (kv, dim) = match name {
+        "small" => (4, 128),
+        "tiny" => (4, 64),
+        _ => (8, 128),
+    };
     let config = json!({
         "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "hidden_act": "silu", "attention_bias": false,
         "vocab_size": vocab, "hidden_size": hidden, "intermediate_size": ffn, "num_hidden_layers": layers,
-        "num_attention_heads": heads, "num_key_value_heads": kv, "head_dim": 128, "max_position_embeddings": 40_960,
+        "num_attention_heads": heads, "num_key_value_heads": kv, "head_dim": dim, "max_position_embeddings": 40_960,
         "rms_norm_eps": 1e-6, "rope_theta": 1e6, "tie_word_embeddings": tied, "initializer_range": 0.02,
     });
     let config = HfConfig::new("config.json", config)?;
@@ -203,7 +215,11 @@ fn run() -> Result<bool, Failure> {
         return Ok(true);
     }
     let holds = value("--speed").is_some()
-        || parity::check("small", place)? & parity::check("small-moe", place)?;
+        || if has("--tiny") {
+            parity::check("tiny", place)? & parity::check("tiny-moe", place)?
+        } else {
+            parity::check("small", place)? & parity::check("small-moe", place)?
+        };
     if has("--quick") {
         return Ok(holds);
     }

@@ -11,7 +11,7 @@ use slime_trainer::parallel::ParallelConfig;
 fn more_layouts(name: &str) -> Vec<ParallelConfig> {
     let none = ParallelConfig::default();
     match name {
-        "small-moe" => vec![ParallelConfig {
+        name if name.ends_with("moe") => vec![ParallelConfig {
             data_parallel_size: 2,
             expert_model_parallel_size: 2,
             ..none
@@ -37,7 +37,7 @@ fn layouts(name: &str) -> Vec<ParallelConfig> {
         sizes(1, 2, 1, false),
     ];
     // Experts want rows of their own on every rank.
-    if name != "small-moe" {
+    if !name.ends_with("moe") {
         all.push(sizes(2, 1, 1, false));
     }
     all
@@ -54,7 +54,13 @@ fn distance(a: &[f64], b: &[f64]) -> f64 {
 /// 1.5e-2 for gradients.
 pub(crate) fn check(name: &str, place: Where) -> Result<bool, Failure> {
     let spec = spec(name)?;
-    let (config, records) = (config(2048), records(16, 64, 192, spec.vocab));
+    let (count, prompt, response) = match name.starts_with("tiny") {
+        true => (4, 9, 30),
+        false => (16, 64, 192),
+    };
+    let tokens = count / 2 * (prompt + response);
+    let config = config(tokens);
+    let records = records(count, prompt, response, spec.vocab);
     let mut trainer = one(&spec, &config)?;
     let want = trainer.train(&records)?.swap_remove(0);
     let ops = trainer.network().ops().clone();
