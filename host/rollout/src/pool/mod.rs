@@ -86,6 +86,8 @@ pub struct PoolConfig {
     pub fence: Option<Fence>,
     /// An `sglang_router` that picks the member, instead of `routing`.
     pub router: Option<Address>,
+    /// How long a router that failed is passed by.
+    pub router_passed_by: Duration,
 }
 
 impl PoolConfig {
@@ -106,6 +108,7 @@ impl PoolConfig {
             trust: Trust::default(),
             fence: None,
             router: None,
+            router_passed_by: Duration::from_secs(5),
         }
     }
 
@@ -245,7 +248,8 @@ impl Pool {
             .collect();
         let router = config.router.clone();
         let router = router.map(|address| {
-            Router::new(Server::new(address, client.clone(), config.quick_deadline))
+            let server = Server::new(address, client.clone(), config.quick_deadline);
+            Router::new(server, config.router_passed_by)
         });
         let inner = Arc::new(Inner {
             config,

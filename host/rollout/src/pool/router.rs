@@ -12,14 +12,14 @@ use serde_json::{Value, json};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-/// How long a router that failed is passed by.
-const PASSED_BY: Duration = Duration::from_secs(5);
 /// How long a router has to take a worker into its list.
 const JOINING: Duration = Duration::from_secs(60);
 
 /// A router, and whether it answers.
 pub(crate) struct Router {
     pub(crate) server: Server,
+    passed_by: Duration,
+    /// Until when it is passed by, since it last answered.
     down_until: Mutex<Option<Instant>>,
 }
 
@@ -34,9 +34,11 @@ struct Worker {
 }
 
 impl Router {
-    pub(crate) fn new(server: Server) -> Self {
+    /// One that failed is passed by for so long.
+    pub(crate) fn new(server: Server, passed_by: Duration) -> Self {
         Self {
             server,
+            passed_by,
             down_until: Mutex::default(),
         }
     }
@@ -48,10 +50,17 @@ impl Router {
 
     /// It failed, and not because of a request.
     pub(crate) fn pass_by(&self, why: &CallError) {
-        if self.is_up() {
-            tracing::warn!(router = %self.server.address(), %why, "the router is passed by; servers are asked themselves");
+        let until = lock(&self.down_until).replace(Instant::now() + self.passed_by);
+        if until.is_none() {
+            tracing::warn!(router = %self.server.address(), %why, "the router is passed by until it answers again; servers are asked themselves");
         }
-        *lock(&self.down_until) = Some(Instant::now() + PASSED_BY);
+    }
+
+    /// It did what it is there for.
+    pub(crate) fn answered(&self) {
+        if lock(&self.down_until).take().is_some() {
+            tracing::info!(router = %self.server.address(), "the router answers again");
+        }
     }
 
     /// Make it know every member that it does not know.

@@ -7,6 +7,7 @@
 use super::endpoint::abort_request;
 use super::endpoint::generate::{Answer, Broken, Finish, Manner, generate, prefill};
 use super::pair::{Meeting, Unfilled};
+use super::router::Router;
 use super::{CallError, Inner, Server, Slot, Standing};
 use crate::lock;
 use backon::{BackoffBuilder, ExponentialBuilder};
@@ -35,8 +36,19 @@ enum Step {
     Refused(String),
     /// Try again, elsewhere where possible.
     Again,
+    /// The router failed: the next try goes to a member itself, however long it has to wait for that.
+    Around,
     /// A server answered, and not as it should: try again, a few times.
     Fault(String),
+}
+
+/// What holds for one call.
+struct Terms<'a> {
+    keep: Option<&'a dyn Keep>,
+    until: Instant,
+    cancelled: &'a CancellationToken,
+    /// Who picks the server, where the host does not.
+    router: Option<&'a Router>,
 }
 
 impl Inner {
@@ -112,7 +124,7 @@ impl Inner {
             .max_new_tokens
             .min(u32::try_from(room).unwrap_or(u32::MAX));
         let mut avoid = Vec::new();
-        let mut faults = 0;
+        let (mut faults, mut around) = (0, false);
 
         loop {
             if cancelled.is_cancelled() {
@@ -138,9 +150,14 @@ impl Inner {
                 self.counters.continued.fetch_add(1, Ordering::Relaxed);
             }
             let had = got.tokens.len();
-            let step = self
-                .call(&slot, &request, &mut got, keep, until, cancelled)
-                .await;
+            let terms = Terms {
+                keep,
+                until,
+                cancelled,
+                router: self.router.as_ref().filter(|r| !around && r.is_up()),
+            };
+            let step = self.call(&slot, &request, &mut got, terms).await;
+            around = matches!(step, Step::Around);
             if let Step::Done(finish) = &step {
                 got.finish = Some(*finish);
             }
@@ -163,7 +180,7 @@ impl Inner {
                         )));
                     }
                 }
-                Step::Again => {}
+                Step::Again | Step::Around => {}
             }
             drop(slot);
             if Instant::now() >= until {
@@ -184,10 +201,14 @@ impl Inner {
         slot: &Slot<'_>,
         request: &SampleRequest,
         got: &mut Sampled,
-        keep: Option<&dyn Keep>,
-        until: Instant,
-        cancelled: &CancellationToken,
+        terms: Terms<'_>,
     ) -> Step {
+        let Terms {
+            keep,
+            until,
+            cancelled,
+            router,
+        } = terms;
         let member = slot.member;
         let first = slot.prefill.as_deref().unwrap_or(slot);
         let (lost, first_lost) = (member.lost(), first.member.lost());
@@ -221,7 +242,6 @@ impl Inner {
             .door
             .as_ref()
             .map(|door| door.meet(&request.rid, turn));
-        let router = self.router.as_ref().filter(|router| router.is_up());
         let mut guard = AbortOnDrop {
             // Where a router picked, any of them may have it.
             servers: match router {
@@ -276,8 +296,11 @@ impl Inner {
             })
         ) || (meeting.is_some() && result.is_err());
         match result {
-            Ok(answer) if router.is_some() => self.absorb(None, got, answer, cancelled),
             Ok(answer) => {
+                if let Some(router) = router {
+                    router.answered();
+                    return self.absorb(None, got, answer, cancelled);
+                }
                 member.praise();
                 first.member.praise();
                 self.absorb(Some(slot.index), got, answer, cancelled)
@@ -297,9 +320,8 @@ impl Inner {
                     self.absorb(from, got, partial, cancelled);
                 }
                 if let Some(router) = router {
-                    // The next try goes to a member itself.
                     router.pass_by(&error);
-                    return Step::Again;
+                    return Step::Around;
                 }
                 self.blame(slot, request, &error)
             }
