@@ -46,7 +46,7 @@ def main():
     high_x = max(x for _, points in runs for x, _ in points)
     high_y = max(1.0, max(y for _, points in runs for _, y in points))
     at = lambda x, y: (LEFT + x / high_x * (WIDTH - LEFT - RIGHT), HEIGHT - BOTTOM - y / high_y * (HEIGHT - TOP - BOTTOM))
-    svg = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" font-size="12">', f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>']
+    svg = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="system-ui, DejaVu Sans, sans-serif" font-size="12">', f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>']
     svg.append(f'<text x="{LEFT}" y="18" font-size="14">{args.title}</text>')
     for tick in ticks(high_y):
         x, y = at(0, tick)

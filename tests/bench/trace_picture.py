@@ -28,7 +28,7 @@ def main(source, out, title="", begin=0.0, end=None):
     lanes = sorted({(lap["pid"], lap["tid"]) for lap in laps})
     height = 60 + LANE * len(lanes)
     svg = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" viewBox="0 0 {WIDTH} {height}" font-family="sans-serif" font-size="12">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" viewBox="0 0 {WIDTH} {height}" font-family="system-ui, DejaVu Sans, sans-serif" font-size="12">',
         '<rect width="100%" height="100%" fill="white"/>',
         f'<text x="{LEFT}" y="18">{title}</text>',
     ]

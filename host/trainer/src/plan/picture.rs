@@ -12,7 +12,7 @@ pub fn timeline(outcome: &Outcome, title: &str, label: impl Fn(usize) -> String)
     let height = 60.0 + LANE * outcome.ranks.len() as f64;
     let scale = (WIDTH - LEFT - 10.0) / outcome.step_s.max(f64::MIN_POSITIVE);
     let mut svg = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" font-family=\"sans-serif\" \
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" font-family=\"system-ui, DejaVu Sans, sans-serif\" \
          font-size=\"12\">\n<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n<text x=\"{LEFT}\" y=\"18\">{title}</text>\n"
     );
     for (lane, rank) in outcome.ranks.iter().enumerate() {

@@ -165,12 +165,12 @@ impl Chart {
             y + 42.0,
             escape(self.note)
         );
-        self.legend(area, out);
+        let below = self.legend(area, out);
         let plot = Area {
             x: x + 56.0,
-            y: y + 56.0,
+            y: y + 56.0 + below,
             w: w - 76.0,
-            h: h - 86.0,
+            h: h - 86.0 - below,
         };
         let stacked = self.stack();
         let Some((across, up)) = self.axes(&stacked) else {
@@ -282,30 +282,48 @@ impl Chart {
         ))
     }
 
-    fn legend(&self, area: Area, out: &mut String) {
-        let mut right = area.x + area.w - 16.0;
-        for (index, series) in self.series.iter().enumerate().rev() {
-            let last = series
-                .points
-                .last()
-                .map_or(String::new(), |p| format!(" {}", short(p.1)));
-            let label = format!("{}{last}", series.name);
-            let _ = write!(
-                out,
-                r#"<text x="{right}" y="{}" class="l" text-anchor="end">{}</text>"#,
-                area.y + 25.0,
-                escape(&label)
-            );
-            right -= label.chars().count() as f64 * 7.0 + 14.0;
+    /// Beside the title where both fit, else in a line of its own; answers how much room that line takes.
+    fn legend(&self, area: Area, out: &mut String) -> f64 {
+        let labels: Vec<String> = self
+            .series
+            .iter()
+            .map(|series| match series.points.last() {
+                Some(last) => format!("{} {}", series.name, short(last.1)),
+                None => series.name.clone(),
+            })
+            .collect();
+        let widths = labels.iter().map(|label| 14.0 + text_width(label, 12.0));
+        let widths: Vec<f64> = widths.collect();
+        let total = widths.iter().sum::<f64>() + 14.0 * widths.len().saturating_sub(1) as f64;
+        let beside = area.w - 48.0 - 1.1 * text_width(self.title, 15.0);
+        let below = if total <= beside { 0.0 } else { 20.0 };
+        let y = area.y + if below > 0.0 { 62.0 } else { 25.0 };
+        let mut x = area.x + area.w - 16.0 - total;
+        for (index, (label, width)) in labels.iter().zip(widths).enumerate() {
             let color = COLORS[index % COLORS.len()];
             let _ = write!(
                 out,
-                r#"<rect x="{right}" y="{}" width="10" height="10" rx="2" fill="{color}"/>"#,
-                area.y + 16.0
+                r#"<rect x="{x:.1}" y="{}" width="10" height="10" rx="2" fill="{color}"/><text x="{:.1}" y="{y}" class="l">{}</text>"#,
+                y - 9.0,
+                x + 14.0,
+                escape(label)
             );
-            right -= 14.0;
+            x += width + 14.0;
         }
+        below
     }
+}
+
+/// About how wide a text is in a font as wide as DejaVu Sans.
+fn text_width(text: &str, size: f64) -> f64 {
+    let width = |c: char| match c {
+        'i' | 'j' | 'l' | '.' | ',' | '|' | '\'' | ' ' => 0.31,
+        'f' | 't' | 'r' | '-' | '(' | ')' => 0.4,
+        'm' | 'w' | 'M' | 'W' | '+' => 0.9,
+        'A'..='Z' => 0.7,
+        _ => 0.62,
+    };
+    size * text.chars().map(width).sum::<f64>()
 }
 
 fn grid(plot: Area, across: &Axis, up: &Axis, out: &mut String) {
@@ -423,6 +441,42 @@ mod tests {
             axis.ticks(5).first().map(|t| short(*t)).as_deref(),
             Some("1e-7")
         );
+    }
+
+    /// The demo's own page had its legend written over a title.
+    #[test]
+    fn a_legend_that_does_not_fit_beside_the_title_gets_a_line_of_its_own() {
+        let chart = |names: &[&str]| Chart {
+            title: "Trainer against engine",
+            note: "",
+            log: true,
+            from_zero: false,
+            series: names
+                .iter()
+                .map(|name| Series {
+                    name: (*name).into(),
+                    points: vec![(0.0, 0.6788)],
+                    mark: Mark::Line,
+                })
+                .collect(),
+        };
+        let area = Area {
+            x: 0.0,
+            y: 0.0,
+            w: 596.0,
+            h: 300.0,
+        };
+        let left = |svg: &str| {
+            let from = svg.split("<rect x=\"").nth(1).unwrap();
+            from.split('"').next().unwrap().parse::<f64>().unwrap()
+        };
+        let title_ends = 16.0 + 1.1 * text_width("Trainer against engine", 15.0);
+        let (mut few, mut many) = (String::new(), String::new());
+        assert_eq!(chart(&["mean", "max"]).legend(area, &mut few), 0.0);
+        let names = ["mean", "max", "ppo_kl", "KL to reference"];
+        assert_eq!(chart(&names).legend(area, &mut many), 20.0);
+        assert!(left(&few) > title_ends, "{few}");
+        assert!(left(&many) > 16.0 && left(&many) < title_ends, "{many}");
     }
 
     #[test]
