@@ -3,6 +3,8 @@
 
 use crate::config::{Problem, Problems};
 use miette::Diagnostic;
+use std::io::{Error, ErrorKind};
+use std::path::Path;
 
 /// Why the program ends with a code other than 0.
 #[derive(Debug, thiserror::Error, Diagnostic)]
@@ -27,15 +29,21 @@ pub enum Failure {
 /// Exit code of a run that ended because another of its processes was lost, or has taken it over.
 pub const ELSEWHERE: u8 = 13;
 
+const NO_SPACE: &str = "(os error 28)";
+const FULL: &str = "the disk is full: free space, then do it again; a run goes on with --resume";
+
 /// This program's result.
 pub type Result<T, E = Failure> = std::result::Result<T, E>;
 
 impl Failure {
     /// A run's error.
     pub fn run(message: impl Into<String>) -> Self {
+        let message = message.into();
+        // What a library says of the system's refusal arrives as text, with the system's number for it.
+        let full = message.contains(NO_SPACE).then(|| FULL.to_owned());
         Self::Run {
-            message: message.into(),
-            help: None,
+            message,
+            help: full,
             elsewhere: false,
         }
     }
@@ -110,15 +118,92 @@ impl From<Problem> for Failure {
     }
 }
 
-/// A run's error with the path it is about.
-pub fn at_path(path: &std::path::Path) -> impl FnOnce(std::io::Error) -> Failure {
-    move |e| {
-        let help = (e.kind() == std::io::ErrorKind::StorageFull)
-            .then(|| "the disk is full: free space, then continue with --resume".into());
-        Failure::Run {
-            message: format!("{}: {e}", path.display()),
-            help,
-            elsewhere: false,
+/// A run's error with the path it is about, and the cure where the system's word for it has one.
+pub fn at_path(path: &Path) -> impl FnOnce(Error) -> Failure {
+    move |e| Failure::Run {
+        message: format!("{}: {e}", path.display()),
+        help: cure(path, &e),
+        elsewhere: false,
+    }
+}
+
+/// What helps against the system's refusal to use `path`.
+pub fn cure(path: &Path, error: &Error) -> Option<String> {
+    let missing = || {
+        let parents = path
+            .ancestors()
+            .skip(1)
+            .filter(|p| !p.as_os_str().is_empty());
+        let missing = parents.take_while(|parent| !parent.exists()).last();
+        match missing {
+            Some(parent) => format!(
+                "there is no directory {}: make it, or name another path",
+                parent.display()
+            ),
+            None => "look for a typing error in the path, or name another".into(),
         }
+    };
+    Some(match error.kind() {
+        ErrorKind::StorageFull | ErrorKind::QuotaExceeded => FULL.into(),
+        ErrorKind::NotFound => missing(),
+        ErrorKind::PermissionDenied => {
+            "this user may not: change the rights, or name another path".into()
+        }
+        ErrorKind::ReadOnlyFilesystem => {
+            "that file system is read-only: name a path on another".into()
+        }
+        ErrorKind::AlreadyExists => "something is there: move it, or name another path".into(),
+        ErrorKind::IsADirectory => "name a file".into(),
+        ErrorKind::NotADirectory => "a part of the path is a file: name another path".into(),
+        ErrorKind::InvalidData => "it is no text in UTF-8".into(),
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_disk_has_its_cure_whoever_met_it() {
+        let met = Error::from_raw_os_error(28);
+        let help = |failure| match failure {
+            Failure::Run { help, .. } => help,
+            Failure::Config(_) => None,
+        };
+        let told = format!("model.safetensors: {met}");
+        assert_eq!(help(Failure::run(told)).as_deref(), Some(FULL));
+        let path = Path::new("metrics.jsonl");
+        assert_eq!(help(at_path(path)(met)).as_deref(), Some(FULL));
+        assert_eq!(help(Failure::run("something else")), None);
+    }
+
+    #[test]
+    fn what_the_system_refuses_is_told_with_a_cure() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("file");
+        std::fs::write(&file, [0xff]).unwrap();
+        let told = |path: &Path, error: Error| cure(path, &error).unwrap();
+        let deep = dir.path().join("a/b/c");
+        let missing = told(&deep, std::fs::write(&deep, "").unwrap_err());
+        assert!(
+            missing.starts_with(&format!(
+                "there is no directory {}/a:",
+                dir.path().display()
+            )),
+            "{missing}"
+        );
+        let gone = dir.path().join("gone");
+        let typo = told(&gone, std::fs::read(&gone).unwrap_err());
+        assert!(typo.contains("typing error"), "{typo}");
+        let below = file.join("x");
+        let below = told(&below, std::fs::write(&below, "").unwrap_err());
+        assert!(below.contains("is a file"), "{below}");
+        let taken = told(&file, std::fs::create_dir(&file).unwrap_err());
+        assert!(taken.starts_with("something is there"), "{taken}");
+        let folder = told(dir.path(), std::fs::read(dir.path()).unwrap_err());
+        assert_eq!(folder, "name a file");
+        let binary = told(&file, std::fs::read_to_string(&file).unwrap_err());
+        assert!(binary.contains("UTF-8"), "{binary}");
     }
 }

@@ -26,11 +26,25 @@ fn main() -> ExitCode {
         Ok(Ok(outcome)) => ExitCode::from(outcome.code()),
         Ok(Err(failure)) => {
             let code = failure.code();
-            telemetry::console::above_bars(
-                format!("{:?}\n", miette::Report::new(failure)).as_bytes(),
-            );
+            telemetry::console::above_bars(told(failure).as_bytes());
             ExitCode::from(code)
         }
         Err(code) => ExitCode::from(code),
     }
+}
+
+/// What a person reads of a failure; several problems are counted below the last.
+fn told(failure: error::Failure) -> String {
+    let error::Failure::Config(config::Problems(problems)) = failure else {
+        return format!("{:?}\n", miette::Report::new(failure));
+    };
+    let count = problems.len();
+    let mut text: String = problems
+        .into_iter()
+        .map(|problem| format!("{:?}\n", miette::Report::new(problem)))
+        .collect();
+    if count > 1 {
+        text.push_str(&format!("{count} problems; nothing was started\n"));
+    }
+    text
 }

@@ -219,3 +219,128 @@ fn nothing_to_continue() {
     let dir = tempfile::tempdir().unwrap();
     insta::assert_snapshot!(says(dir.path(), &["run", "--resume"]));
 }
+
+/// Whether each line is refused with exit code 2 and these words.
+fn refuses(dir: &Path, found: &[(&str, &str)]) {
+    for (line, expected) in found {
+        let said = says(dir, &line.split(' ').collect::<Vec<_>>());
+        let words = said.split_whitespace().filter(|word| *word != "│");
+        let flat = words.collect::<Vec<_>>().join(" ");
+        assert!(
+            flat.starts_with("exit code 2 ") && flat.contains(expected),
+            "{line}: {said}"
+        );
+        assert!(!flat.contains("problems; nothing"), "{line}: {said}");
+    }
+}
+
+#[test]
+fn what_is_read_is_not_written_over_and_a_mistake_leaves_an_older_result() {
+    let dir = tempfile::tempdir().unwrap();
+    let row = "{\"prompt\": \"1+1=\", \"response\": \"2\", \"label\": \"2\"}\n";
+    let tokens = "{\"tokens\": [1, 2]}\n";
+    write(dir.path(), "rows.jsonl", row);
+    write(dir.path(), "tokens.jsonl", tokens);
+    write(dir.path(), "older.jsonl", "kept");
+    write(dir.path(), "empty.jsonl", "\n");
+    write(dir.path(), "empty.wasm", b"\0asm\x0d\0\x01\0");
+    let found = [
+        (
+            "score empty.wasm --input rows.jsonl --output ./rows.jsonl",
+            "which would be lost",
+        ),
+        (
+            "logprobs --model m --input tokens.jsonl --output tokens.jsonl",
+            "which would be lost",
+        ),
+        (
+            "score empty.wasm --input empty.jsonl --output older.jsonl",
+            "empty.jsonl has no rows",
+        ),
+        (
+            "score empty.wasm --input rows.jsonl --output older.jsonl",
+            "empty cannot be loaded",
+        ),
+        (
+            "logprobs --model m --input empty.jsonl --output older.jsonl",
+            "empty.jsonl has no lines",
+        ),
+    ];
+    refuses(dir.path(), &found);
+    for (name, text) in [
+        ("rows.jsonl", row),
+        ("tokens.jsonl", tokens),
+        ("older.jsonl", "kept"),
+    ] {
+        assert_eq!(
+            std::fs::read_to_string(dir.path().join(name)).unwrap(),
+            text,
+            "{name}"
+        );
+    }
+}
+
+#[test]
+fn a_name_that_stands_for_nothing_or_for_something_else_is_told_with_the_cure() {
+    let dir = tempfile::tempdir().unwrap();
+    let prose = "this is no TOML at all\n".repeat(9);
+    write(dir.path(), "run.toml", prose);
+    write(dir.path(), "x.wasm", "");
+    std::fs::create_dir_all(dir.path().join("old/checkpoints")).unwrap();
+    std::fs::create_dir(dir.path().join("folder")).unwrap();
+    let found = [
+        ("plugin build nope", "there is no plugin at nope"),
+        ("plugin build x.wasm", "x.wasm is a file"),
+        ("plugin test nope", "there is no plugin at nope"),
+        ("plugin sign folder --key k", "folder is a folder"),
+        (
+            "run run.toml --num-rollout 1",
+            "run.toml is a recipe, and stands where plugins are named help: write: -c run.toml",
+        ),
+        (
+            "config check x.wasm -c run.toml",
+            "exit code 2 × run.toml is not valid TOML",
+        ),
+        (
+            "plugin check 127.0.0.1:5000/plugins/math:0.1.0",
+            "pinned by digest, because a tag moves",
+        ),
+        ("inspect old", "there is no run at old"),
+        ("inspect old --mask 3", "there is no run at old"),
+        (
+            "eval x.wasm --set model.builtin=tiny --set run.dir=old",
+            "old holds a run, whose metrics.jsonl would be lost",
+        ),
+        (
+            "run x.wasm --set model.builtin=tiny --num-rollout 0",
+            "exit code 2 × `run.num_rollout` is 0",
+        ),
+    ];
+    refuses(dir.path(), &found);
+}
+
+#[test]
+fn a_start_that_failed_leaves_no_directory_and_takes_no_name() {
+    let dir = tempfile::tempdir().unwrap();
+    for line in [
+        "run nope.wasm --num-rollout 1",
+        "run nope.wasm --num-rollout 1 --save mine",
+    ] {
+        let said = says(dir.path(), &line.split(' ').collect::<Vec<_>>());
+        assert!(said.contains("there is no plugin at nope.wasm"), "{said}");
+    }
+    let left = std::fs::read_dir(dir.path().join("runs")).unwrap().count();
+    assert_eq!((left, dir.path().join("mine").exists()), (0, false));
+}
+
+#[test]
+fn rollouts_that_could_not_be_written_are_not_sampled() {
+    let dir = tempfile::tempdir().unwrap();
+    write(dir.path(), "file", "");
+    let line = "rollout x.wasm --set model.builtin=tiny --num-rollout 1 --out file/r.jsonl";
+    let said = says(dir.path(), &line.split(' ').collect::<Vec<_>>());
+    assert!(
+        said.starts_with("exit code 1") && said.contains("move it, or name another path"),
+        "{said}"
+    );
+}

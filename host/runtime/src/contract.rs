@@ -163,7 +163,7 @@ fn import_problem(import: &str, worlds: &[&str], grants: &Grants) -> Option<Prob
                 match CAPABILITIES.iter().find(|(name, _)| *name == interface) {
                     Some((_, grant)) => Problem {
                         what: format!("it imports {import}, and `{grant}` is not granted"),
-                        cure: format!("grant it in the run's configuration: {}", example(grant)),
+                        cure: format!("grant it with {}", example(grant)),
                     },
                     None => Problem {
                         what: format!("it imports {import}, which this host does not provide"),
@@ -196,13 +196,21 @@ fn import_problem(import: &str, worlds: &[&str], grants: &Grants) -> Option<Prob
     })
 }
 
-/// A line of configuration that grants a capability.
+/// What grants a capability; `NAME` is the plugin's.
 fn example(grant: &str) -> &'static str {
     match grant {
-        "code_exec" => "[grants.NAME.code_exec]",
-        "kv" => "[grants.NAME] kv = \"1MiB\"",
-        "http" => "[grants.NAME] http = [\"https://HOST\"]",
-        _ => "[grants.NAME] models = [\"MODEL\"]",
+        "code_exec" => {
+            "[grants.NAME.code_exec] in the run's configuration, `--grant code_exec` elsewhere"
+        }
+        "kv" => {
+            "[grants.NAME] kv = \"1MiB\" in the run's configuration, `--grant kv=1MiB` elsewhere"
+        }
+        "http" => {
+            "[grants.NAME] http = [\"http://HOST:PORT\"] in the run's configuration, `--grant http=http://HOST:PORT` elsewhere"
+        }
+        _ => {
+            "[grants.NAME] models = [\"MODEL\"] in the run's configuration, `--grant models=MODEL` elsewhere"
+        }
     }
 }
 

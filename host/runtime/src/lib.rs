@@ -62,7 +62,7 @@ mod verifier;
 mod worlds;
 
 pub use bench::Costs;
-pub use build::{Language, Manifest, WIT_FILES, build_plugin};
+pub use build::{LANGUAGE_TOOLS, Language, LanguageTool, Manifest, WIT_FILES, build_plugin};
 pub use cases::Case;
 pub use description::Description;
 pub use error::{Problem, RuntimeError};

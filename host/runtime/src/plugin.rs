@@ -75,9 +75,16 @@ impl Plugin {
         grants: Grants,
     ) -> Result<Self, RuntimeError> {
         check_limits(shared, name, &limits)?;
-        let refused = |problems: Vec<Problem>| RuntimeError::Refused {
-            name: name.into(),
-            problems,
+        let refused = |mut problems: Vec<Problem>| {
+            for problem in &mut problems {
+                problem.cure = problem
+                    .cure
+                    .replace("grants.NAME", &format!("grants.{name}"));
+            }
+            RuntimeError::Refused {
+                name: name.into(),
+                problems,
+            }
         };
         let Compiled {
             component,

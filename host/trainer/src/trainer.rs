@@ -22,7 +22,7 @@ use slime_kernels::Ops;
 use slime_model::layers::{Gradients, Recompute};
 use slime_model::{Ffn, ModelSpec, Network, ParamSpec};
 use std::sync::Arc;
-use tracing::{debug_span, info_span, warn};
+use tracing::{debug_span, info_span};
 
 /// Where a call stands, for whoever shows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -259,7 +259,6 @@ impl<O: Ops> Trainer<O> {
         let warms_up = self.fill_values(&mut batches, &packed)?;
         advantages::fill(&self.config, &rollouts, &mut batches);
         self.fill_corrections(&mut batches);
-        warn_if_nothing_to_learn(&batches);
         let objective = self.config.objective();
         let num_steps = batches.len();
         let steps = batches.iter().zip(&packed).enumerate();
@@ -531,18 +530,4 @@ pub(crate) fn recompute_of(config: &TrainConfig, layers: usize) -> Vec<Recompute
             false => rest,
         })
         .collect()
-}
-
-/// Rewards that do not differ within any group are the usual reason why a run does not learn.
-pub(crate) fn warn_if_nothing_to_learn(batches: &[Batch<'_>]) {
-    let mut advantages = batches
-        .iter()
-        .flat_map(|batch| &batch.columns.advantage)
-        .peekable();
-    if advantages.peek().is_some() && advantages.all(|&advantage| advantage == 0.0) {
-        warn!(
-            "every advantage of this step is 0, so the policy has nothing to learn from it: within each group all \
-             rewards are equal. Use easier or harder prompts, more samples a prompt, or a finer reward"
-        );
-    }
 }

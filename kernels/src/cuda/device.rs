@@ -87,7 +87,7 @@ impl Device {
             .find(|found| found.path.is_none())
         {
             let cure = match missing.name {
-                "driver" => "no NVIDIA driver on this machine; use `--device cpu`",
+                "driver" => "no NVIDIA driver on this machine",
                 _ => "install the CUDA 13 toolkit, or PyTorch in the active Python environment",
             };
             return Err(Error::Device {

@@ -3,8 +3,10 @@
 use super::Outcome;
 use super::recipe::Recipe;
 use crate::config::flags::{Group, bits, slime};
+use crate::config::plan::Weights;
 use crate::config::{Plan, Verb, schema};
 use crate::error::Result;
+use std::path::PathBuf;
 
 const GROUPS: u32 = bits(&[
     Group::Run,
@@ -36,9 +38,21 @@ pub struct Check {
     #[arg(long = "for", value_name = "VERB", default_value = "run", value_parser = ["run", "sft", "rollout", "train", "eval"])]
     verb: String,
     /// Plugins, as for the verb
-    plugins: Vec<std::path::PathBuf>,
+    plugins: Vec<PathBuf>,
     #[command(flatten)]
     recipe: Recipe<GROUPS>,
+}
+
+/// What the plan names and this machine has not.
+fn not_here(plan: &Plan) -> Vec<PathBuf> {
+    let mut named: Vec<PathBuf> = plan.plugins.iter().chain(&plan.shadow).cloned().collect();
+    named.retain(|path| !crate::wire::is_reference(path));
+    if let Weights::Directory(path) = &plan.model.weights {
+        named.push(path.clone());
+    }
+    named.extend(plan.model.reference.clone());
+    named.retain(|path| !path.exists());
+    named
 }
 
 /// Do it.
@@ -59,8 +73,13 @@ pub fn run(args: Args) -> Result<Outcome> {
                 .into_iter()
                 .find(|v| v.name() == check.verb)
                 .unwrap_or(Verb::Run);
-            Plan::new(&check.recipe.resolve(None, &check.plugins)?, verb)?;
-            format!("the recipe is right for `{}`\n", verb.name())
+            let plan = Plan::new(&check.recipe.resolve(None, &check.plugins)?, verb)?;
+            let mut text = format!("the recipe is right for `{}`\n", verb.name());
+            for path in not_here(&plan) {
+                // It may be meant for another machine.
+                text.push_str(&format!("not on this machine: {}\n", path.display()));
+            }
+            text
         }
     };
     super::data(&text)

@@ -5,6 +5,7 @@
 use super::Outcome;
 use crate::error::Result;
 use slime_kernels::cuda::{Cuda, library};
+use slime_runtime::{LANGUAGE_TOOLS, LanguageTool};
 use std::net::{TcpListener, TcpStream, ToSocketAddrs};
 use std::path::Path;
 use std::process::Command;
@@ -39,6 +40,8 @@ pub fn run(args: Args) -> Result<Outcome> {
     let mut findings = vec![
         cargo(),
         wasm_target(),
+        languages(),
+        programs(),
         cores(),
         memory(),
         disk(),
@@ -130,6 +133,38 @@ fn wasm_target() -> Finding {
             "wasm target",
             "wasm32-wasip2 is missing: plugin folders cannot be built; cure: rustup target add wasm32-wasip2",
         )
+    }
+}
+
+/// Plugins in other languages.
+fn languages() -> Finding {
+    let is_here = |tool: &&LanguageTool| tool.find().is_some();
+    let (here, missing): (Vec<&LanguageTool>, Vec<&LanguageTool>) =
+        LANGUAGE_TOOLS.iter().partition(is_here);
+    let mut parts: Vec<String> = here
+        .iter()
+        .map(|tool| format!("{} by {}", tool.language, tool.names[0]))
+        .collect();
+    parts.extend(
+        missing
+            .iter()
+            .map(|tool| format!("{} needs: {}", tool.language, tool.cure)),
+    );
+    match here.is_empty() {
+        true => absent("languages", parts.join("; ")),
+        false => good("languages", parts.join("; ")),
+    }
+}
+
+/// Programs that the policy wrote.
+fn programs() -> Finding {
+    let dir = slime_runtime::code::default_dir();
+    match dir.filter(|dir| dir.is_dir()) {
+        Some(dir) => good("code_exec", format!("Python in {}", dir.display())),
+        None => absent(
+            "code_exec",
+            "no Python for it: needed only by plugins that run programs, see `slime-host plugin python --help`",
+        ),
     }
 }
 
@@ -255,7 +290,7 @@ fn python() -> Finding {
     ) {
         Some(version) => good(
             "SGLang",
-            format!("{version} in {python}: start it yourself and give its address"),
+            format!("{version} in {python}: a run starts servers with --rollout-num-engines N"),
         ),
         None => absent(
             "SGLang",

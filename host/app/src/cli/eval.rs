@@ -7,7 +7,7 @@ use crate::config::{Plan, Verb};
 use crate::error::{Failure, Result, at_path};
 use crate::job::evals::Evals;
 use crate::job::opened::Opened;
-use crate::job::run_dir::logs;
+use crate::job::run_dir::{self, logs};
 use crate::job::watch::Watch;
 use crate::telemetry::{Row, Telemetry};
 use crate::wire::{Whose, rollout_failed};
@@ -44,6 +44,12 @@ pub struct Args {
 pub fn run(args: Args, context: &Context) -> Result<Outcome> {
     let said = args.recipe.resolve(None, &args.plugins)?;
     let plan = Plan::new(&said, Verb::Eval)?;
+    if let Some(out) = &args.out {
+        super::room_for(out)?;
+    }
+    if let Some(dir) = &plan.run.dir {
+        run_dir::no_run_at(dir).map_err(|p| p.at(said.place("run.dir")))?;
+    }
     let opened = Opened::new(plan, said, false, &context.console)?;
     super::block_on(evaluate(opened, args.out, context))?
 }

@@ -44,10 +44,10 @@ pub fn run(args: Args, _context: &Context) -> Result<Outcome> {
         match metrics::read(dir) {
             Ok(rows) => runs.push((dir, rows)),
             Err(e) => problems.push(
-                Problem::new(format!(
-                    "{} is no run: {e}",
-                    dir.join("metrics.jsonl").display()
-                ))
+                Problem::new(match e.kind() {
+                    std::io::ErrorKind::NotFound => format!("there is no run at {}", dir.display()),
+                    _ => format!("{}: {e}", dir.join("metrics.jsonl").display()),
+                })
                 .help("give a run's directory, like runs/arith-42"),
             ),
         }

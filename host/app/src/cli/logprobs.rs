@@ -41,6 +41,8 @@ pub struct Args {
     max_tokens_per_gpu: usize,
 }
 
+const LINE: &str = "a line is {\"tokens\": [1, 2, 3]}";
+
 #[derive(Deserialize)]
 struct Line {
     tokens: Vec<u32>,
@@ -61,6 +63,8 @@ pub fn run(args: Args, context: &Context) -> Result<Outcome> {
             .help("greedy decoding has no distribution; use 1 for the model's own")
             .into());
     }
+    super::two_files(("--input", &args.input), ("--output", &args.output))?;
+    super::writable(&args.output)?;
     let text = std::fs::read_to_string(&args.input).map_err(at_path(&args.input))?;
     let lines = read(&text, &args.input)?;
     let model = Model::directory(&args.model).map_err(|e| Problem::new(e.to_string()))?;
@@ -121,11 +125,19 @@ fn read(text: &str, path: &std::path::Path) -> Result<Vec<Vec<u32>>> {
         }
     }
     let problem = |(number, reason): (usize, String)| {
-        Problem::new(format!("{}: line {}: {reason}", path.display(), number + 1))
-            .help("a line is {\"tokens\": [1, 2, 3]}")
+        Problem::new(format!("{}: line {}: {reason}", path.display(), number + 1)).help(LINE)
     };
     super::collected(problems.into_iter().take(10).map(problem).collect())?;
+    if lines.is_empty() {
+        return Err(problem_of_none(path));
+    }
     Ok(lines)
+}
+
+fn problem_of_none(path: &std::path::Path) -> crate::error::Failure {
+    Problem::new(format!("{} has no lines", path.display()))
+        .help(LINE)
+        .into()
 }
 
 /// Sequences that are scored together, so that progress shows and memory stays bounded.

@@ -52,6 +52,12 @@ const PLAIN: Look = Look {
 /// # Errors
 /// There is no such run or rollout, or the run's model is gone.
 pub fn run(dir: &Path, id: u64, color: Color) -> Result<Outcome> {
+    if !dir.join(run_dir::DATABASE).exists() {
+        let problem = Problem::new(format!("there is no run at {}", dir.display()));
+        return Err(problem
+            .help("give a run's directory, like runs/arith-42")
+            .into());
+    }
     let found =
         find_rollout(&dir.join(run_dir::DATABASE), RolloutId(id)).map_err(rollout_failed)?;
     let Some((prompt, rollout)) = found else {

@@ -26,12 +26,13 @@ mod train;
 mod unknown;
 
 use crate::config::{Problem, Problems, flags};
-use crate::error::{Failure, Result};
+use crate::error::{Failure, Result, at_path};
 use crate::telemetry::Trace;
 use crate::telemetry::console::{Console, Voice};
 use crate::telemetry::logs::{self, LogFormat};
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use std::io::Write;
+use std::path::Path;
 use std::time::Duration;
 
 /// Post-train language models with reinforcement learning; prompts, rollouts and rewards are plugins.
@@ -222,6 +223,55 @@ pub fn collected(problems: Vec<Problem>) -> Result<()> {
     } else {
         Err(Problems(problems).into())
     }
+}
+
+/// Refuse to write over what is read.
+///
+/// # Errors
+/// Both flags name one file.
+pub fn two_files(read: (&str, &Path), written: (&str, &Path)) -> Result<()> {
+    let same = std::fs::canonicalize(read.1).is_ok_and(|read| {
+        std::fs::canonicalize(written.1).is_ok_and(|written| written.is_file() && read == written)
+    });
+    if !same {
+        return Ok(());
+    }
+    let ((read, path), (written, _)) = (read, written);
+    let path = path.display();
+    Err(Problem::new(format!(
+        "{read} and {written} are both {path}, which would be lost"
+    ))
+    .help(format!("give {written} another name"))
+    .into())
+}
+
+/// As [`writable`], and its directory is made.
+///
+/// # Errors
+/// It cannot.
+pub fn room_for(path: &Path) -> Result<()> {
+    if let Some(parent) = path.parent() {
+        std::fs::create_dir_all(parent).map_err(at_path(parent))?;
+    }
+    writable(path)
+}
+
+/// Whether a file that is written at the end can be written at all. One that is there stays as it is.
+///
+/// # Errors
+/// It cannot.
+pub fn writable(path: &Path) -> Result<()> {
+    let is_there = path.exists();
+    let mut options = std::fs::OpenOptions::new();
+    options
+        .append(true)
+        .create(true)
+        .open(path)
+        .map_err(at_path(path))?;
+    if !is_there {
+        std::fs::remove_file(path).map_err(at_path(path))?;
+    }
+    Ok(())
 }
 
 #[cfg(test)]

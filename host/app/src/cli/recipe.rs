@@ -2,7 +2,7 @@
 
 use crate::config::flags::Flags;
 use crate::config::layer::{Origin, Setting};
-use crate::config::{Problems, Resolved, Said, resolve};
+use crate::config::{Problem, Problems, Resolved, Said, resolve};
 use std::path::PathBuf;
 
 /// Where settings come from.
@@ -29,6 +29,21 @@ impl<const GROUPS: u32> Recipe<GROUPS> {
         base: Option<(&str, &str)>,
         plugins: &[PathBuf],
     ) -> Result<Resolved, Problems> {
+        let is_recipe = |path: &&PathBuf| path.extension().is_some_and(|end| end == "toml");
+        let recipes: Vec<Problem> = plugins
+            .iter()
+            .filter(is_recipe)
+            .map(|path| {
+                let path = path.display();
+                Problem::new(format!(
+                    "{path} is a recipe, and stands where plugins are named"
+                ))
+                .help(format!("write: -c {path}"))
+            })
+            .collect();
+        if !recipes.is_empty() {
+            return Err(Problems(recipes));
+        }
         let mut flags = self.flags.settings.clone();
         if !plugins.is_empty() {
             let names: Vec<String> = plugins

@@ -8,16 +8,17 @@ use crate::config::{Plan, Verb};
 use crate::error::{Failure, Result, at_path};
 use crate::job::opened::Opened;
 use crate::job::row::AXIS;
-use crate::job::run_dir::logs;
+use crate::job::run_dir::{self, logs};
 use crate::job::stop::{ENDING, Stop};
 use crate::job::watch::Watch;
 use crate::telemetry::{Row, Telemetry};
 use crate::wire::{Whose, rollout_failed};
 use slime_core::{RolloutRecord, Step, WeightVersion};
 use slime_rollout::Sampler;
-use slime_rollout::buffer::write_jsonl;
 use slime_rollout::collect::MemoryLedger;
-use std::path::PathBuf;
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 const GROUPS: u32 = bits(&[Group::Run, Group::Model, Group::Data, Group::Rollout]);
@@ -42,6 +43,10 @@ pub struct Args {
 pub fn run(args: Args, context: &Context) -> Result<Outcome> {
     let said = args.recipe.resolve(None, &args.plugins)?;
     let plan = Plan::new(&said, Verb::Rollout)?;
+    super::room_for(&args.out)?;
+    if let Some(dir) = &plan.run.dir {
+        run_dir::no_run_at(dir).map_err(|p| p.at(said.place("run.dir")))?;
+    }
     let opened = Opened::new(plan, said, true, &context.console)?;
     super::block_on(sample(opened, args.out, context))?
 }
@@ -89,7 +94,7 @@ async fn sample(opened: Opened, out: PathBuf, context: &Context) -> Result<Outco
         Some(dir) => Some(Telemetry::open(dir, AXIS, &context.trace, None).map_err(at_path(dir))?),
         None => None,
     };
-    let mut records: Vec<RolloutRecord> = Vec::new();
+    let mut records = Growing::begin(&out)?;
     let mut stopped = false;
     for step in 0..steps {
         let groups = sampler.groups(Step(step), rollout.batch_size as usize);
@@ -100,7 +105,7 @@ async fn sample(opened: Opened, out: PathBuf, context: &Context) -> Result<Outco
                 break;
             }
         };
-        records.extend(collected.groups.iter().flat_map(slime_core::Group::records));
+        records.add(collected.groups.iter().flat_map(slime_core::Group::records))?;
         let mut row = Row::at(AXIS, step);
         for (name, value) in &collected.metrics.0 {
             row.set(name.clone(), *value);
@@ -122,12 +127,10 @@ async fn sample(opened: Opened, out: PathBuf, context: &Context) -> Result<Outco
         ));
     }
     drop(bar);
-    write_jsonl(&out, &records).map_err(rollout_failed)?;
+    let (count, scored) = records.end(&out)?;
     serving.stop().await;
-    let scored = records.iter().filter(|record| record.is_scored()).count();
     console.line(&format!(
-        " {} trajectories, {scored} scored, in {}",
-        records.len(),
+        " {count} trajectories, {scored} scored, in {}",
         out.display()
     ));
     Ok(if stopped {
@@ -135,4 +138,71 @@ async fn sample(opened: Opened, out: PathBuf, context: &Context) -> Result<Outco
     } else {
         Outcome::Done
     })
+}
+
+/// Records on the disk as they come: a process that is killed, or a disk that is full, leaves what was sampled in
+/// `FILE.writing`, which is called `FILE` once it is whole.
+struct Growing {
+    path: PathBuf,
+    file: BufWriter<File>,
+    count: usize,
+    scored: usize,
+}
+
+impl Growing {
+    fn begin(out: &Path) -> Result<Self> {
+        let mut path = out.as_os_str().to_owned();
+        path.push(".writing");
+        let path = PathBuf::from(path);
+        let file = File::create(&path).map_err(at_path(&path))?;
+        Ok(Self {
+            path,
+            file: BufWriter::new(file),
+            count: 0,
+            scored: 0,
+        })
+    }
+
+    fn add(&mut self, records: impl Iterator<Item = RolloutRecord>) -> Result<()> {
+        for record in records {
+            self.count += 1;
+            self.scored += usize::from(record.is_scored());
+            serde_json::to_writer(&mut self.file, &record)
+                .map_err(std::io::Error::from)
+                .and_then(|()| self.file.write_all(b"\n"))
+                .map_err(at_path(&self.path))?;
+        }
+        self.file.flush().map_err(at_path(&self.path))
+    }
+
+    /// How many there are, and how many were scored.
+    fn end(self, out: &Path) -> Result<(usize, usize)> {
+        let file = self.file.into_inner().map_err(|e| e.into_error());
+        file.and_then(|file| file.sync_all())
+            .and_then(|()| std::fs::rename(&self.path, out))
+            .map_err(at_path(&self.path))?;
+        Ok((self.count, self.scored))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn records_lie_on_the_disk_before_the_last_step() {
+        let dir = tempfile::tempdir().unwrap();
+        let out = dir.path().join("r.jsonl");
+        let line = r#"{"step":0,"group_id":0,"rollout_id":0,"index":0,"tokens":[1,2],"response_length":1,"loss_mask":[1],"rollout_log_probs":[-1.0],"reward":1.0,"outcome":"scored","finish_reason":"stop","weight_versions":[1],"label":"4","metadata":{}}"#;
+        let record: RolloutRecord = serde_json::from_str(line).unwrap();
+        let mut growing = Growing::begin(&out).unwrap();
+        growing.add([record.clone(), record].into_iter()).unwrap();
+        let writing = dir.path().join("r.jsonl.writing");
+        let half = std::fs::read_to_string(&writing).unwrap();
+        assert_eq!((half.lines().count(), out.exists()), (2, false));
+        assert_eq!(growing.end(&out).unwrap(), (2, 2));
+        assert_eq!(std::fs::read_to_string(&out).unwrap(), half);
+        assert!(!writing.exists());
+        assert_eq!(slime_rollout::buffer::read_records(&out).unwrap().len(), 2);
+    }
 }

@@ -121,15 +121,19 @@ fn alone_or_leading(
             }
         }
     };
-    let opened = Opened::new(plan, said, true, &context.console)?;
-    let end = super::block_on(crate::job::open::run(
-        opened,
-        place,
-        processes,
-        &context.console,
-        &context.trace,
-    ))??;
-    Ok(match end {
+    let new = (!place.resume).then(|| place.dir.clone());
+    let ended = Opened::new(plan, said, true, &context.console).and_then(|opened| {
+        let console = &context.console;
+        let work = crate::job::open::run(opened, place, processes, console, &context.trace);
+        super::block_on(work)?
+    });
+    if ended.is_err()
+        && let Some(dir) = new
+    {
+        // Only an empty one can be removed so: a start that failed leaves nothing, and takes no name.
+        let _ = std::fs::remove_dir(dir);
+    }
+    Ok(match ended? {
         End::Finished => Outcome::Done,
         End::Stopped(_) => Outcome::Stopped,
     })

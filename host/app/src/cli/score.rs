@@ -8,7 +8,7 @@ use crate::wire::plugins;
 use serde_json::Value;
 use slime_runtime::{Plugin, RuntimeError};
 use std::fs::File;
-use std::io::{BufReader, BufWriter};
+use std::io::{BufReader, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 /// What to score.
@@ -63,8 +63,16 @@ pub fn run(args: Args, context: &Context) -> Result<Outcome> {
         plugin.serve(plugins::services(&runtime, &grants)?);
         Ok::<_, Failure>(plugin)
     };
-    let output = BufWriter::new(File::create(&args.output).map_err(at_path(&args.output))?);
-    score(&load(&args.plugin)?, &args.input, seed, output, context)?;
+    super::two_files(("--input", &args.input), ("--output", &args.output))?;
+    if rows(&args.input)? == 0 {
+        let problem = Problem::new(format!("{} has no rows", args.input.display()));
+        let row = "a row is {\"prompt\": \"2 + 2\", \"response\": \"4\", \"label\": \"4\", \"metadata\": {}}";
+        return Err(problem.help(row).into());
+    }
+    let first = load(&args.plugin)?;
+    super::writable(&args.output)?;
+    let output = BufWriter::new(Late::new(&args.output));
+    score(&first, &args.input, seed, output, context)?;
     let Some(other) = &args.compare else {
         return Ok(Outcome::Done);
     };
@@ -73,6 +81,35 @@ pub fn run(args: Args, context: &Context) -> Result<Outcome> {
     let first = std::fs::read_to_string(&args.output).map_err(at_path(&args.output))?;
     let report = compare(&first, &String::from_utf8_lossy(&second));
     super::data(&report)
+}
+
+/// A file that is emptied by its first byte, so that what cannot be scored leaves an older one as it is.
+struct Late {
+    path: PathBuf,
+    file: Option<File>,
+}
+
+impl Late {
+    fn new(path: &Path) -> Self {
+        Self {
+            path: path.into(),
+            file: None,
+        }
+    }
+}
+
+impl Write for Late {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        let file = match &mut self.file {
+            Some(file) => file,
+            none => none.insert(File::create(&self.path)?),
+        };
+        file.write(bytes)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        self.file.as_mut().map_or(Ok(()), File::flush)
+    }
 }
 
 /// Rows on which two plugins differ, one a line, and how many there are.

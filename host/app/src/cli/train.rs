@@ -66,6 +66,7 @@ async fn train<O: Machine>(
     let records = read_records(&args.rollouts).map_err(|e| Problem::new(e.to_string()))?;
     let no_place = || Problem::new("it is not said where the result goes").help("add --out DIR");
     let dir = args.out.or(plan.run.dir).ok_or_else(no_place)?;
+    run_dir::no_run_at(&dir)?;
     std::fs::create_dir_all(&dir).map_err(at_path(&dir))?;
     let weights = model.load(&*ops).map_err(|e| Problem::new(e.to_string()))?;
     let steps = by_step(&records);
@@ -119,6 +120,13 @@ async fn train<O: Machine>(
         let trained =
             tokio::task::block_in_place(|| trainer.train(&records)).map_err(train_failed)?;
         let took = begin.elapsed() / trained.len().max(1) as u32;
+        let advantages: Vec<f64> = trained.iter().filter_map(|m| m.advantage_abs).collect();
+        if !advantages.is_empty() && advantages.iter().all(|a| *a == 0.0) {
+            tracing::warn!(
+                step = number,
+                "every advantage is 0, so this step teaches nothing: within each group all rewards are equal"
+            );
+        }
         for metrics in &trained {
             telemetry
                 .record(&row::of_train(AXIS, number, metrics, took))

@@ -87,6 +87,9 @@ pub struct Setting {
     pub origin: Origin,
 }
 
+/// With more errors of syntax a file is something else than TOML, and the first says so.
+const MANY_ERRORS: usize = 8;
+
 /// The settings of a TOML file, and every problem in it.
 pub fn from_file(name: &str, text: &str) -> (Vec<Setting>, Vec<Problem>) {
     let text: Arc<str> = text.into();
@@ -97,7 +100,10 @@ pub fn from_file(name: &str, text: &str) -> (Vec<Setting>, Vec<Problem>) {
             span,
         })
     };
-    let (spans, errors) = DeTable::parse_recoverable(&text);
+    let (spans, mut errors) = DeTable::parse_recoverable(&text);
+    if errors.len() > MANY_ERRORS {
+        errors.truncate(1);
+    }
     if !errors.is_empty() {
         let problem = |e: toml::de::Error| {
             Problem::new(format!("{name} is not valid TOML: {}", e.message().trim()))
@@ -418,6 +424,11 @@ mod tests {
     #[test]
     fn every_syntax_error_of_a_file_is_reported_at_once() {
         assert_eq!(problems("seed = \n[train\nlr = 1\n").len(), 2);
+    }
+
+    #[test]
+    fn a_file_that_is_no_toml_is_one_error() {
+        assert_eq!(problems(&"once upon a time\n".repeat(9)).len(), 1);
     }
 
     #[test]

@@ -94,12 +94,9 @@ pub struct Problems(pub Vec<Problem>);
 
 impl fmt::Display for Problems {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0.len() {
-            1 => f.write_str("nothing was started: one problem with what was asked for"),
-            n => write!(
-                f,
-                "nothing was started: {n} problems with what was asked for"
-            ),
+        match &self.0[..] {
+            [problem] => problem.fmt(f),
+            all => write!(f, "{} problems; nothing was started", all.len()),
         }
     }
 }

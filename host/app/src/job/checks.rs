@@ -68,10 +68,17 @@ impl Checks {
             found.push(("no token", no_token_sentence(step, &taken.groups, masked)));
         }
         let advantages: Vec<f64> = trained.iter().filter_map(|m| m.advantage_abs).collect();
-        if trained_tokens > 0 && !advantages.is_empty() && advantages.iter().all(|a| *a == 0.0) {
+        let is_flat = |group: &Group| {
+            let mut rewards = group.rewards().into_iter();
+            let first = rewards.next();
+            rewards.all(|reward| Some(reward) == first)
+        };
+        // That rewards do not differ was told when they were sampled.
+        let differ = !taken.groups.iter().all(is_flat);
+        let zero = !advantages.is_empty() && advantages.iter().all(|a| *a == 0.0);
+        if trained_tokens > 0 && differ && zero {
             found.push(("advantages", format!(
-                "step {step}: every advantage is 0. Rewards differ between groups or not at all, never within one: the prompts are all too easy or \
-                 too hard for this policy, or the verifier does not look at the response"
+                "step {step}: every advantage is 0 although rewards differ within groups: a shaper evens them out, or what differs is masked"
             )));
         }
         found.extend(self.constant_reward(step, &taken.groups));

@@ -95,6 +95,9 @@ async fn run_on<O: Machine>(
     let (mut learner, start) = learner;
     if start.0 >= total {
         // Killed after its last checkpoint, or asked for nothing more.
+        console.line(&format!(
+            " {start} steps are done, {total} were asked for: nothing is left to do; --num-rollout N makes the run longer"
+        ));
         learner.write_model(&dir.join(run_dir::MODEL))?;
         close(&opened, dir, End::Finished, console, trace)?;
         return Ok(End::Finished);

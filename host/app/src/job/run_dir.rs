@@ -83,7 +83,7 @@ pub fn fresh(said: Option<&Path>, name: &str, seed: u64) -> Result<PathBuf> {
                 .unwrap_or_default()
         }
     };
-    if dir.join(DATABASE).exists() || dir.join(CHECKPOINTS).exists() {
+    if holds_a_run(&dir) {
         let problem = Problem::new(format!("{} holds a run already", dir.display()));
         return Err(problem
             .help("continue it with --resume, or choose another with --set run.dir=PATH")
@@ -91,6 +91,25 @@ pub fn fresh(said: Option<&Path>, name: &str, seed: u64) -> Result<PathBuf> {
     }
     std::fs::create_dir_all(&dir).map_err(at_path(&dir))?;
     Ok(dir)
+}
+
+fn holds_a_run(dir: &Path) -> bool {
+    dir.join(DATABASE).exists() || dir.join(CHECKPOINTS).exists()
+}
+
+/// Keep what verbs other than `run` write out of a run's directory: its metrics would be lost.
+///
+/// # Errors
+/// A run is there.
+pub fn no_run_at(dir: &Path) -> Result<(), Problem> {
+    match holds_a_run(dir) {
+        true => Err(Problem::new(format!(
+            "{} holds a run, whose metrics.jsonl would be lost",
+            dir.display()
+        ))
+        .help("choose another directory")),
+        false => Ok(()),
+    }
 }
 
 /// The run to continue: what was said, else the newest under `runs/`.
@@ -271,9 +290,11 @@ mod tests {
     fn a_directory_with_a_run_is_not_used_for_another() {
         let dir = tempfile::tempdir().unwrap();
         assert!(fresh(Some(dir.path()), "x", 1).is_ok());
+        assert!(no_run_at(dir.path()).is_ok());
         assert!(to_resume(Some(dir.path())).is_err());
         std::fs::write(dir.path().join(DATABASE), "").unwrap();
         assert!(fresh(Some(dir.path()), "x", 1).is_err());
+        assert!(no_run_at(dir.path()).is_err());
         assert!(to_resume(Some(dir.path())).is_ok());
     }
 }

@@ -22,6 +22,7 @@ pub use device::Computer;
 pub use engine::{Serving, Whose};
 pub use model::Model;
 pub use plugins::Plugins;
+pub use pulled::is_reference;
 pub use scoring::RunScoring;
 
 use crate::config::{Problem, Resolved};

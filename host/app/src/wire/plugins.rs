@@ -377,7 +377,7 @@ pub fn granted(all: &BTreeMap<String, Grants>, path: &Path) -> Grants {
 }
 
 /// What a plugin is called: as its file or folder is.
-fn name(path: &Path) -> String {
+pub fn name(path: &Path) -> String {
     if let Some(reference) = pulled::reference(path) {
         return pulled::name(reference).to_owned();
     }
@@ -429,7 +429,20 @@ pub fn load(
     console: &Console,
 ) -> Result<Plugin, RuntimeError> {
     let component = component(path, console)?;
-    let name = name(path);
+    load_as(runtime, &component, &name(path), limits, grants)
+}
+
+/// Load what was built.
+///
+/// # Errors
+/// It cannot be loaded.
+pub fn load_as(
+    runtime: &Runtime,
+    component: &Path,
+    name: &str,
+    limits: LimitsPlan,
+    grants: Grants,
+) -> Result<Plugin, RuntimeError> {
     let defaults = Limits::default();
     let limits = Limits {
         cpu: limits.cpu.unwrap_or(defaults.cpu),
@@ -437,7 +450,7 @@ pub fn load(
         memory_bytes: limits.memory_bytes.unwrap_or(defaults.memory_bytes),
         ..defaults
     };
-    runtime.load(&component, &name, limits, grants)
+    runtime.load(component, name, limits, grants)
 }
 
 /// The component at `path`: the file itself, what the folder builds to, or what a registry holds under that digest.
@@ -451,8 +464,14 @@ pub fn component(path: &Path, console: &Console) -> Result<PathBuf, RuntimeError
             source: std::io::Error::other(error.to_string()),
         });
     }
-    if !path.is_dir() {
+    if path.is_file() {
         return Ok(path.into());
+    }
+    if !path.exists() {
+        return Err(RuntimeError::Read {
+            path: path.into(),
+            source: std::io::ErrorKind::NotFound.into(),
+        });
     }
     console.doing(&format!("building {}", path.display()), || {
         build_plugin(path)
@@ -463,9 +482,14 @@ pub fn component(path: &Path, console: &Console) -> Result<PathBuf, RuntimeError
 pub fn problem(error: &RuntimeError) -> Problem {
     match error {
         RuntimeError::Read { path, source } if source.kind() == std::io::ErrorKind::NotFound => {
-            Problem::new(format!("there is no plugin at {}", path.display()))
-                .help("give a .wasm component or a plugin folder, like plugins/arith")
+            let problem = Problem::new(format!("there is no plugin at {}", path.display()));
+            problem.help(match pulled::is_tagged(path) {
+                true => "from a registry it is taken pinned by digest, because a tag moves: HOST:PORT/NAME@sha256:…, as `slime-host \
+                         plugin push` and `plugin pull` print it",
+                false => "give a .wasm component or a plugin folder, like plugins/arith",
+            })
         }
+
         RuntimeError::Refused { name, problems } => {
             let whats: Vec<String> = problems.iter().map(|p| p.what.clone()).collect();
             let cures: Vec<String> = problems.iter().map(|p| p.cure.clone()).collect();

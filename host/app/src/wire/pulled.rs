@@ -17,6 +17,20 @@ pub fn reference(path: &Path) -> Option<&str> {
     (is_digest && name.contains('/') && !path.exists()).then_some(text)
 }
 
+/// Whether `path` names a component of a registry and no file.
+pub fn is_reference(path: &Path) -> bool {
+    reference(path).is_some()
+}
+
+/// Whether `path` is a reference that names a tag.
+pub fn is_tagged(path: &Path) -> bool {
+    let text = path.to_str().unwrap_or_default();
+    !text.contains('@')
+        && text
+            .split_once('/')
+            .is_some_and(|(host, rest)| host.contains(':') && rest.contains(':'))
+}
+
 /// What a plugin of that reference is called: the last part of its name.
 pub fn name(reference: &str) -> &str {
     let name = reference
@@ -99,6 +113,8 @@ mod tests {
             "math.wasm",
         ] {
             assert_eq!(reference(Path::new(other)), None, "{other}");
+            let is_tagged = other == "127.0.0.1:5000/plugins/math:0.1.0";
+            assert_eq!(super::is_tagged(Path::new(other)), is_tagged, "{other}");
         }
     }
 }

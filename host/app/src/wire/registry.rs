@@ -80,11 +80,24 @@ fn client() -> Result<Client> {
         .map_err(|e| Failure::run(e.to_string()))
 }
 
+/// No answer at all.
+fn unheard(what: &str, error: &reqwest::Error) -> Failure {
+    if !error.is_connect() {
+        return Failure::run(format!("{what}: {error}"));
+    }
+    let at = error.url().and_then(|url| {
+        let host = url.host_str()?;
+        Some(format!("{host}:{}", url.port_or_known_default()?))
+    });
+    Failure::run(format!(
+        "{what}: no registry answers at {}",
+        at.unwrap_or_default()
+    ))
+    .help("start it, or name another: HOST:PORT/NAME:TAG; it is asked by http, not https")
+}
+
 async fn send(building: reqwest::RequestBuilder, what: &str) -> Result<Response> {
-    let answer = building
-        .send()
-        .await
-        .map_err(|e| Failure::run(format!("{what}: {e}")))?;
+    let answer = building.send().await.map_err(|e| unheard(what, &e))?;
     if answer.status().is_success() {
         return Ok(answer);
     }
@@ -148,7 +161,7 @@ async fn blob(client: &Client, to: &Reference, bytes: Vec<u8>) -> Result<()> {
         .request(Method::HEAD, to.url(&format!("blobs/{digest}")))
         .send()
         .await
-        .map_err(|e| Failure::run(format!("push: {e}")))?;
+        .map_err(|e| unheard("push", &e))?;
     if there.status() == StatusCode::OK {
         return Ok(());
     }

@@ -1,17 +1,22 @@
 //! C: bindings made here, compiled by zig to a core module, and made a component here; zig is all that is needed.
 
+use super::tool::LanguageTool;
 use super::{Job, tool, wit};
 use crate::RuntimeError;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use wit_bindgen_core::Files;
 
-const CURE: &str = "pip install ziglang==0.17.1";
+pub(super) const TOOL: LanguageTool = LanguageTool {
+    language: "C",
+    names: &["zig", "python-zig"],
+    cure: "pip install ziglang==0.17.1",
+};
 const HEADER: &str = include_str!("../../../../sdk/c/slime_plugin.h");
 pub(super) const VERIFIER: &str = include_str!("../../../../sdk/c/slime_verifier.c");
 
 pub(super) fn build(job: &Job<'_>) -> Result<(), RuntimeError> {
-    let zig = tool::find(job, &["zig", "python-zig"], CURE)?;
+    let zig = TOOL.find_for(job)?;
     let failed = |reason: String| RuntimeError::BuildFailed {
         folder: job.folder.into(),
         output: reason,

@@ -1,14 +1,19 @@
 //! JavaScript: componentize-qjs puts QuickJS and the plugin into one component.
 
+use super::tool::LanguageTool;
 use super::{Job, tool, wit};
 use crate::RuntimeError;
 use std::ffi::OsString;
 
-const CURE: &str = "npm install --global componentize-qjs@0.4.5";
+pub(super) const TOOL: LanguageTool = LanguageTool {
+    language: "JavaScript",
+    names: &["componentize-qjs"],
+    cure: "npm install --global componentize-qjs@0.4.5",
+};
 pub(super) const SDK: &str = include_str!("../../../../sdk/js/slime-plugin.js");
 
 pub(super) fn build(job: &Job<'_>) -> Result<(), RuntimeError> {
-    let componentize = tool::find(job, &["componentize-qjs"], CURE)?;
+    let componentize = TOOL.find_for(job)?;
     let source = job.folder.join(&job.manifest.source);
     let text = std::fs::read_to_string(&source).map_err(|error| RuntimeError::Read {
         path: source.clone(),

@@ -18,6 +18,7 @@ mod tool;
 mod wit;
 
 pub use manifest::{Language, Manifest};
+pub use tool::LanguageTool;
 pub use wit::FILES as WIT_FILES;
 
 use crate::{RuntimeError, cache};
@@ -25,6 +26,9 @@ use std::path::{Path, PathBuf};
 
 /// Bytes of a compiler's output that an error shows.
 const OUTPUT_BYTES: usize = 8192;
+
+/// The tools of every language but Rust.
+pub const LANGUAGE_TOOLS: [LanguageTool; 3] = [python::TOOL, js::TOOL, c::TOOL];
 
 /// Build the plugin in `folder` and return the path of its component.
 ///

@@ -1,13 +1,18 @@
 //! Python: componentize-py puts CPython, the plugin and everything it imports into one component.
 
+use super::tool::LanguageTool;
 use super::{Job, tool, wit};
 use crate::RuntimeError;
 
-const CURE: &str = "pip install componentize-py==0.25.1";
+pub(super) const TOOL: LanguageTool = LanguageTool {
+    language: "Python",
+    names: &["componentize-py"],
+    cure: "pip install componentize-py==0.25.1",
+};
 pub(super) const SDK: &str = include_str!("../../../../sdk/python/slime_plugin.py");
 
 pub(super) fn build(job: &Job<'_>) -> Result<(), RuntimeError> {
-    let componentize = tool::find(job, &["componentize-py"], CURE)?;
+    let componentize = TOOL.find_for(job)?;
     job.put("python/slime_plugin.py", SDK)?;
     job.put(
         "python/slime_manifest.py",

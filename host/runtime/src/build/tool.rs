@@ -6,19 +6,36 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The tool on the path, else what to do about it.
-pub(super) fn find(job: &Job<'_>, names: &[&str], cure: &str) -> Result<PathBuf, RuntimeError> {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let mut candidates = names
-        .iter()
-        .flat_map(|name| std::env::split_paths(&path).map(move |dir| dir.join(name)));
-    candidates
-        .find(|candidate| candidate.is_file())
-        .ok_or_else(|| RuntimeError::ToolMissing {
+/// What builds the plugins of a language other than Rust.
+#[derive(Clone, Copy, Debug)]
+pub struct LanguageTool {
+    /// The language.
+    pub language: &'static str,
+    /// What it may be called; the first is its name.
+    pub names: &'static [&'static str],
+    /// The command that gets it.
+    pub cure: &'static str,
+}
+
+impl LanguageTool {
+    /// The tool on the path.
+    pub fn find(&self) -> Option<PathBuf> {
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        let mut candidates = self
+            .names
+            .iter()
+            .flat_map(|name| std::env::split_paths(&path).map(move |dir| dir.join(name)));
+        candidates.find(|candidate| candidate.is_file())
+    }
+
+    /// The tool on the path, else what to do about it.
+    pub(super) fn find_for(&self, job: &Job<'_>) -> Result<PathBuf, RuntimeError> {
+        self.find().ok_or_else(|| RuntimeError::ToolMissing {
             folder: job.folder.into(),
-            missing: names[0].into(),
-            cure: cure.into(),
+            missing: self.names[0].into(),
+            cure: self.cure.into(),
         })
+    }
 }
 
 /// Run it in the plugin's folder; its output becomes the error where it fails.

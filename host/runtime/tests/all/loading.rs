@@ -122,7 +122,7 @@ fn every_import_that_is_not_covered_is_named_with_its_cure() {
         "it cannot be loaded:
  - it imports wasi:http/outgoing-handler@0.2.6, but plugins get no sockets; import slime:plugin/http instead, and have the servers it needs granted
  - it imports slime:plugin/trajectories@0.1.0, but only generators reach the policy; drop the import, or export a generator
- - it imports slime:plugin/models@0.1.0, and `models` is not granted; grant it in the run's configuration: [grants.NAME] models = [\"MODEL\"]
+ - it imports slime:plugin/models@0.1.0, and `models` is not granted; grant it with [grants.it] models = [\"MODEL\"] in the run's configuration, `--grant models=MODEL` elsewhere
  - it imports acme:secrets/vault@1.0.0, which no grant covers; drop the import; `plugin inspect` lists what a plugin may import
  - it imports wasi:cli/environment@0.3.0, this host speaks WASI 0.2; build it for wasm32-wasip2"
     );

@@ -26,7 +26,7 @@ use crate::passes::{check_rollout_logprobs, check_taught, correct};
 use crate::step::{Evaluation, Scores, metrics};
 use crate::trainer::{
     OwnSequence, SftSequence, TokenScores, check_teacher, checked, recompute_of,
-    refuse_replay_without_experts, warn_if_nothing_to_learn, without_policy,
+    refuse_replay_without_experts, without_policy,
 };
 use crate::{Error, Result, advantages};
 use slime_core::RolloutRecord;
@@ -224,9 +224,6 @@ impl<O: Ops> Rank<O> {
             for batch in &mut batches {
                 correct(batch, &mismatch);
             }
-        }
-        if self.mesh.place.rank == 0 {
-            warn_if_nothing_to_learn(&batches);
         }
         let objective = self.config.objective();
         let mut done = Vec::with_capacity(batches.len());

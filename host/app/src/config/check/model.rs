@@ -88,6 +88,13 @@ impl Check<'_> {
                     continue;
                 }
                 (_, "rollout_temperature") => "rollout.temperature".to_owned(),
+                ("", "lr_decay_iters")
+                    if config.lr_decay_iters.is_some()
+                        && self.said.config.train.lr_decay_iters.is_none() =>
+                {
+                    self.too_short(config);
+                    continue;
+                }
                 ("sft", "lr_decay_iters") => "sft.num_steps".to_owned(),
                 ("", key) => ["algorithm", "train"]
                     .map(|section| format!("{section}.{key}"))
@@ -113,6 +120,21 @@ impl Check<'_> {
                 "model.ref_load",
                 "no KL to a reference is computed",
                 "add `use_kl_loss = true`, or a `kl_coef` above 0",
+            );
+        }
+    }
+
+    /// The learning rate's decay, which ends with the run, has no room after the warm-up.
+    fn too_short(&mut self, config: &TrainConfig) {
+        let steps = config.lr_decay_iters.unwrap_or(0);
+        if steps > 0 {
+            self.refuse(
+                "run.num_rollout",
+                format!(
+                    "the run has {steps} train steps, and in the first {} the learning rate still rises (`train.lr_warmup_iters`)",
+                    config.lr_warmup_iters
+                ),
+                "add steps with --num-rollout N, or take the warm-up out with --lr-warmup-iters 0",
             );
         }
     }

@@ -125,3 +125,20 @@ fn sampling_that_never_pauses_needs_room_for_lag() {
     let found = problems("[rollout]\nover_sampling_batch_size = 3\n");
     assert!(found[0].contains("smaller than a step of 16"), "{found:?}");
 }
+
+#[test]
+fn a_run_that_ends_before_the_learning_rate_has_risen_is_told_so_in_the_words_of_who_asked() {
+    let decays = "[train]\nlr_decay_style = \"linear\"\nlr_warmup_iters = 3\n";
+    let found = problems(decays);
+    assert_eq!(
+        found,
+        [
+            "the run has 2 train steps, and in the first 3 the learning rate still rises (`train.lr_warmup_iters`)"
+        ]
+    );
+    let said = problems(&format!("{decays}lr_decay_iters = 2\n"));
+    assert_eq!(
+        said,
+        ["`train.lr_decay_iters`: 2 must be above lr_warmup_iters = 3"]
+    );
+}
