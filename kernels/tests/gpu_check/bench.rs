@@ -2,7 +2,8 @@
 
 use slime_kernels::cuda::Cuda;
 use slime_kernels::{
-    AdamW, Draw, Heads, KeySpan, Norms, Ops, PagedSequence, Result, RopeStyle, RopeTable, Sequences,
+    AdamW, DeltaHeads, DeltaRule, Draw, Heads, KeySpan, Norms, Ops, PagedSequence, Result,
+    RopeStyle, RopeTable, Sequences,
 };
 
 const RUNS: u32 = 10;
@@ -137,6 +138,11 @@ fn table(cuda: &Cuda) -> Result<()> {
         keys(&table, heads, &lengths)?;
         attention(&table, heads, lengths)?;
     }
+    // GLM-4.7-Flash's unfolded heads, and Qwen3-Next's attention and delta net.
+    for (query, kv, dim) in [(20, 20, 256), (16, 16, 192), (16, 2, 256)] {
+        attention(&table, Heads { query, kv, dim }, vec![4096; 4])?;
+    }
+    delta(&table, vec![4096; 4])?;
     for (experts, rows, inputs, outputs) in [
         (128, 1024, 2048, 1536),
         (128, 1024, 768, 2048),
@@ -333,6 +339,55 @@ fn attention(t: &Table<'_>, heads: Heads, lengths: Vec<usize>) -> Result<()> {
     let (out, lse) = cuda.attention(&qkv, heads, &sequences, scale)?;
     t.flops("attention_backward", shape, 2.5 * flops, || {
         cuda.attention_backward(&dout, &qkv, &out, &lse, heads, &sequences, scale)
+            .map(drop)
+    })
+}
+
+/// A delta net of Qwen3-Next's shape: what it reads and writes once against a copy, its states not counted.
+fn delta(t: &Table<'_>, lengths: Vec<usize>) -> Result<()> {
+    let cuda = t.cuda;
+    let heads = DeltaHeads {
+        keys: 16,
+        values: 32,
+        key_dim: 128,
+        value_dim: 128,
+    };
+    let (cols, out_cols) = (heads.cols(), heads.values * heads.value_dim);
+    let shape = format!("{} x {}, 16/32 x 128", lengths.len(), lengths[0]);
+    let sequences = Sequences::from_lengths(lengths);
+    let tokens = sequences.num_tokens();
+    let (x, conv) = (random(cuda, tokens, cols)?, random(cuda, cols, 4)?);
+    let (gates, dout) = (
+        random(cuda, tokens, 2 * heads.values)?,
+        random(cuda, tokens, out_cols)?,
+    );
+    let (a_log, dt_bias) = (
+        random(cuda, 1, heads.values)?,
+        random(cuda, 1, heads.values)?,
+    );
+    let rule = DeltaRule {
+        heads,
+        a_log: &a_log,
+        dt_bias: &dt_bias,
+    };
+    let of = |cols: usize| (2 * tokens * cols) as f64;
+    t.bytes("causal_conv", shape.clone(), of(2 * cols), || {
+        cuda.causal_conv(&x, &conv, &sequences).map(drop)
+    })?;
+    let mut dconv = cuda.float_zeros(cols, 4)?;
+    t.bytes("causal_conv_backward", shape.clone(), of(3 * cols), || {
+        cuda.causal_conv_backward(&x, &x, &conv, &sequences, &mut dconv)
+            .map(drop)
+    })?;
+    t.bytes("gated_delta", shape.clone(), of(cols + out_cols), || {
+        cuda.gated_delta(&x, &gates, &rule, &sequences).map(drop)
+    })?;
+    let start = || cuda.float_zeros(1, heads.values);
+    let (mut da_log, mut ddt_bias) = (start()?, start()?);
+    let bytes = of(2 * cols + out_cols);
+    t.bytes("gated_delta_backward", shape, bytes, || {
+        let dweights = (&mut da_log, &mut ddt_bias);
+        cuda.gated_delta_backward(&dout, &x, &gates, &rule, &sequences, dweights)
             .map(drop)
     })
 }
