@@ -79,13 +79,18 @@ impl ParallelConfig {
                 (!kv.is_multiple_of(tp) && !tp.is_multiple_of(kv)).then_some((TENSOR, detail))
             }),
             Attention::Latent(attn) => indivisible(attn.widths.heads),
-            Attention::Delta(_) => {
-                let (key, size) = if tp > 1 { (TENSOR, tp) } else { (CONTEXT, cp) };
+            Attention::Delta(attn) if attn.heads.keys.is_multiple_of(tp) => {
                 let detail = format!(
-                    "is {size}, but the memory of a gated delta net cannot be divided over ranks yet: use 1, and \
-                     pipeline, expert or data-parallel ranks"
+                    "is {cp}, but a gated delta net reads a sequence token after token, so no sequence of it can be \
+                     divided over ranks yet: use 1, and tensor, pipeline, expert or data-parallel ranks"
                 );
-                (size > 1).then_some((key, detail))
+                (cp > 1).then_some((CONTEXT, detail))
+            }
+            Attention::Delta(attn) => {
+                let keys = attn.heads.keys;
+                let detail =
+                    format!("{tp} does not divide the {keys} key heads of a gated delta net");
+                Some((TENSOR, detail))
             }
         }
     }
@@ -151,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn only_gated_delta_nets_are_refused_and_by_name() {
+    fn only_sequences_of_gated_delta_nets_are_refused_and_by_name() {
         let of_axis = |size: fn(&mut ParallelConfig) -> &mut usize| {
             let mut config = ParallelConfig::default();
             *size(&mut config) = 2;
@@ -165,7 +170,7 @@ mod tests {
                 .iter()
                 .any(|l| matches!(l.attn, Attention::Delta(_)));
             for (config, divides) in [
-                (of_axis(|c| &mut c.tensor_model_parallel_size), !delta),
+                (of_axis(|c| &mut c.tensor_model_parallel_size), true),
                 (of_axis(|c| &mut c.context_parallel_size), !delta),
                 (of_axis(|c| &mut c.data_parallel_size), true),
             ] {

@@ -102,8 +102,10 @@ pub fn local_spec(spec: &ModelSpec, tp: usize) -> ModelSpec {
                 heads.kv = (heads.kv / tp).max(1);
             }
             Attention::Latent(attn) => attn.widths.heads /= tp,
-            // The layout refuses to divide it.
-            Attention::Delta(_) => {}
+            Attention::Delta(attn) => {
+                attn.heads.keys /= tp;
+                attn.heads.values /= tp;
+            }
         }
         match &mut layer.ffn {
             Ffn::SwiGlu { hidden } => *hidden /= tp,
@@ -255,7 +257,20 @@ fn held(spec: &ModelSpec, param: &ParamSpec, config: &ParallelConfig, place: &Pl
             ];
             shard(2 * rows.len(), param.cols, blocks)
         }
-        ParamKind::AttnOut | ParamKind::Down | ParamKind::SharedDown => {
+        ParamKind::DeltaIn
+        | ParamKind::DeltaGates
+        | ParamKind::DeltaConv
+        | ParamKind::DeltaALog
+        | ParamKind::DeltaDtBias => {
+            let layer = param.layer.expect("attention lies in a layer");
+            let blocks = delta(&spec.layers[layer].attn, param, (rank, tp));
+            let len: usize = blocks.iter().map(Block::len).sum();
+            match param.kind.is_vector() {
+                true => shard(1, len, blocks),
+                false => shard(len / param.cols, param.cols, blocks),
+            }
+        }
+        ParamKind::AttnOut | ParamKind::DeltaOut | ParamKind::Down | ParamKind::SharedDown => {
             let cols = part(param.cols);
             shard(param.rows, cols.len(), vec![block(0, 0..param.rows, cols)])
         }
@@ -266,7 +281,8 @@ fn held(spec: &ModelSpec, param: &ParamSpec, config: &ParallelConfig, place: &Pl
         | ParamKind::QueryDown
         | ParamKind::QueryDownNorm
         | ParamKind::KvDown
-        | ParamKind::KvDownNorm => Shard {
+        | ParamKind::KvDownNorm
+        | ParamKind::DeltaNorm => Shard {
             sum_over_tp: tp > 1,
             ..whole()
         },
@@ -281,16 +297,43 @@ fn held(spec: &ModelSpec, param: &ParamSpec, config: &ParallelConfig, place: &Pl
             sum_over_tp: tp > 1 && config.sequence_parallel,
             ..whole()
         },
-        // A bias of the router has no gradient; a delta net is whole.
-        ParamKind::RouterBias
-        | ParamKind::DeltaIn
-        | ParamKind::DeltaGates
-        | ParamKind::DeltaConv
-        | ParamKind::DeltaALog
-        | ParamKind::DeltaDtBias
-        | ParamKind::DeltaNorm
-        | ParamKind::DeltaOut => whole(),
+        // It has no gradient.
+        ParamKind::RouterBias => whole(),
     }
+}
+
+/// A rank's key heads of a delta net, and the value heads that share them.
+fn delta(attn: &Attention, param: &ParamSpec, (rank, tp): (usize, usize)) -> Vec<Block> {
+    let Attention::Delta(attn) = attn else {
+        unreachable!("only a delta net has this parameter");
+    };
+    let h = attn.heads;
+    let (keys, values) = (h.keys * h.key_dim, h.values * h.value_dim);
+    // Numbers that lie one after the other in the parameter, each divided over the ranks.
+    let lists = match param.kind {
+        // A key head at a time, all that belongs to it.
+        ParamKind::DeltaIn | ParamKind::DeltaGates if attn.by_key_head => vec![param.rows],
+        ParamKind::DeltaIn => vec![keys, keys, values, values],
+        ParamKind::DeltaConv => vec![keys, keys, values],
+        ParamKind::DeltaGates => vec![h.values, h.values],
+        _ => vec![h.values],
+    };
+    let mut start = 0;
+    let mut blocks = Vec::new();
+    for list in lists {
+        let own = start + rank * list / tp..start + (rank + 1) * list / tp;
+        start += list;
+        blocks.extend(match param.kind.is_vector() {
+            true => vec![Block {
+                part: 0,
+                rows: 0..1,
+                cols: own,
+                is_copy: false,
+            }],
+            false => in_parts(param, own, 0..param.cols),
+        });
+    }
+    blocks
 }
 
 /// The experts of a rank, which are consecutive, and of each its columns.

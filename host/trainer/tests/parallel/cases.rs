@@ -263,6 +263,8 @@ fn expert(all: &mut Vec<Case>) {
     }
     let delta = of("qwen3_next", "delta nets", experts(2, 1, sizes(1, 2, 1, 2)));
     all.push(delta.quick());
+    let heads = experts(4, 1, sequence_parallel(sizes(2, 2, 1, 2)));
+    all.push(of("qwen3_next", "delta nets' heads", heads));
     let full = |c: &mut TrainConfig| c.recompute_granularity = Recompute::Full;
     let again = moe("everything again", experts(2, 1, sizes(1, 1, 1, 2)));
     all.push(again.with(full));
@@ -437,6 +439,8 @@ fn families(all: &mut Vec<Case>) {
     all.push(latent(sizes(1, 2, 1, 1)));
     all.push(latent(sizes(1, 1, 2, 1)).quick());
     all.push(of("qwen3_next", "delta nets", sizes(1, 2, 1, 2)));
+    let heads = sequence_parallel(sizes(2, 1, 1, 1));
+    all.push(of("qwen3_next", "delta nets' heads", heads).quick());
 }
 
 fn packing(all: &mut Vec<Case>) {

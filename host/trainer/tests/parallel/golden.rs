@@ -53,7 +53,10 @@ fn layouts() -> Vec<(&'static str, ParallelConfig)> {
         ("glm4-moe-lite-tiny", experts(3, 1, tp(3))),
         ("glm5-tiny", experts(3, 1, tp(3))),
         ("qwen3-next-tiny", experts(5, 1, sizes(1, 1, 1, 5))),
+        ("qwen3-next-tiny", experts(1, 2, tp(2))),
         ("qwen3.5-moe-tiny", experts(5, 1, sizes(1, 2, 1, 5))),
+        ("qwen3.5-moe-tiny", experts(1, 2, tp(2))),
+        ("qwen3.5-tiny", tp(2)),
     ]
 }
 

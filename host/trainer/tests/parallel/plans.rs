@@ -117,7 +117,7 @@ fn simulated_ranks_make_the_calls_of_real_ones_in_their_order() {
             of("deepseek_v3"),
             experts(2, 1, sequence_parallel(sizes(2, 1, 2, 1))),
         ),
-        (of("qwen3_next"), sizes(1, 2, 1, 2)),
+        (of("qwen3_next"), sequence_parallel(sizes(2, 2, 1, 1))),
     ] {
         let (mut trainer, log) = watched_as(toy, &config, &parallel, 0, 0);
         trainer.train(&mixed()).unwrap();
