@@ -23,6 +23,9 @@ entropy_coef = 0.5
 num_steps_per_rollout = 2
 # Far enough for routers to change their minds within a rollout step.
 lr = 0.02
+# Above what f32 rounds of a gradient: where there is next to none, its sign is that of the rounding, and Adam would make a
+# whole step of it.
+adam_eps = 1e-3
 ";
 
 /// Losses of the rollout steps, and how many trained trajectories have experts.
@@ -50,7 +53,8 @@ fn ranks_of_a_run_train_with_the_experts_that_its_engine_sampled_with() {
     assert_eq!(told, 32);
     let (free, told) = run(dir, "free", &layout);
     assert_eq!(told, 0);
-    // The first rollout step samples from the same weights; from then on f32 goes its own ways.
-    assert!((one[0] - many[0]).abs() < 1e-4, "{one:?} {many:?}");
-    assert!((free[0] - many[0]).abs() > 1e-3, "{free:?} {many:?}");
+    // The first rollout step samples from the same weights; from then on f32 goes its own ways. Over 24 seeds ranks were within
+    // 6e-8 of one rank here, and routers that are free 6e-5 or more from those that are not.
+    assert!((one[0] - many[0]).abs() < 1e-6, "{one:?} {many:?}");
+    assert!((free[0] - many[0]).abs() > 1e-5, "{free:?} {many:?}");
 }

@@ -1,11 +1,15 @@
 //! The distributed optimizer against the formula written out for one number, and what needs memory linear in the length.
 
 use super::cases::{experts, sequence_parallel, sizes};
-use super::toy::{Toy, config, mixed, outcome, ranks, records, weight};
+use super::toy::{
+    Toy, config, gaps, mixed, on_many, on_one, outcome, ranks, records, routed, weight,
+};
+use super::{DOUBLE, holds_within};
 use slime_core::Step;
 use slime_kernels::{Cpu, Heads, Ops, Sequences};
 use slime_model::{ParamKind, params};
 use slime_trainer::TrainConfig;
+use std::sync::Arc;
 
 type F64 = Cpu<f64>;
 
@@ -130,4 +134,46 @@ fn pitfall_21_attentions_backward_needs_memory_linear_in_the_length() {
     assert!(long / short < 4.5, "{short} B, then {long} B");
     // A number a pair and head would be 64 MiB.
     assert!(long < 16e6, "{long}");
+}
+
+/// Where a gradient is near nothing, its rounding says which way Adam steps, and the step is a whole one: at a high learning
+/// rate f32 on ranks drifts from f32 on one rank by what that changes. In f64 it does not, nor in f32 with an epsilon above
+/// the rounding.
+#[test]
+fn what_adam_makes_of_rounding_is_no_error_of_ranks() {
+    let toy = Toy {
+        family: "qwen3_moe",
+        ..Toy::PLAIN
+    };
+    let layout = experts(2, 1, sequence_parallel(sizes(2, 2, 1, 1)));
+    let with = |adam_eps| TrainConfig {
+        lr: 0.02,
+        adam_eps,
+        entropy_coef: 0.5,
+        num_steps_per_rollout: Some(2),
+        use_rollout_routing_replay: true,
+        ..config()
+    };
+    for seed in 0..5 {
+        let lengths = [
+            (4, 9),
+            (6, 3),
+            (3, 12),
+            (5, 7),
+            (4, 1),
+            (7, 5),
+            (2, 8),
+            (5, 4),
+        ];
+        let told = routed(records(&lengths, 100 + seed), toy);
+        let one = on_one(&Arc::new(F64::new()), toy, &with(1e-8), &told);
+        let many = on_many(F64::new, toy, &with(1e-8), &layout, &told).unwrap();
+        holds_within(&format!("seed {seed}, f64"), &gaps(&many, &one), DOUBLE);
+        let one = on_one(&Arc::new(Cpu::<f32>::new()), toy, &with(1e-3), &told);
+        let many = on_many(Cpu::<f32>::new, toy, &with(1e-3), &layout, &told).unwrap();
+        for (step, (many, one)) in many.metrics.iter().zip(&one.metrics).enumerate() {
+            let gap = (many.loss - one.loss).abs();
+            assert!(gap < 2e-6, "seed {seed}, f32, step {step}: {gap}");
+        }
+    }
 }
