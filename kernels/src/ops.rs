@@ -879,6 +879,17 @@ pub trait Ops: Send + Sync + 'static {
     fn compact_moment(&self, rows: usize, cols: usize) -> Result<Self::Float> {
         self.float_zeros(rows, cols)
     }
+    /// The same for a piece of parameter `param` that begins at its element `start`: chance depends on these, so that pieces are
+    /// rounded as the whole is, and copies alike.
+    fn compact_piece(
+        &self,
+        rows: usize,
+        cols: usize,
+        _param: usize,
+        _start: usize,
+    ) -> Result<Self::Float> {
+        self.compact_moment(rows, cols)
+    }
     /// The master of a weight, kept as the bits that the weight lacks where the device can.
     fn compact_master(&self, weight: &Self::Tensor) -> Result<Self::Float> {
         self.widened(weight)

@@ -4,7 +4,8 @@
 #define FEW 2048
 #define CHUNK 16384
 struct Step { float lr, beta1, beta2, eps, correction1, correction2, scale; };
-struct Param { const float* grad; float *m, *v, *master; u16* weight; i64 count; i64 first; float decay, unused; };  // `first`: its first block
+// `first`: its first block. `number`, `start`: which parameter it is, and where in it this piece begins.
+struct Param { const float* grad; float *m, *v, *master; u16* weight; i64 count, first; float decay; u32 number; i64 start; };
 
 __device__ __forceinline__ void update(float g, float& m, float& v, float& p, float decay, const Step& s) {
   g *= s.scale;
@@ -57,16 +58,17 @@ __device__ __forceinline__ u32 mixed(u32 h) {
 // To bf16, up or down by chance in proportion to the distance, so that changes too small to be kept are kept on average.
 __device__ __forceinline__ u16 rounded(float v, u32 chance) { return (u16)((__float_as_uint(v) + (chance & 0xffffu)) >> 16); }
 
-// m and v are in bf16, and the master's fp32 bits are (weight << 16) + rest. The chance depends on step, parameter and element.
+// m and v are in bf16, and the master's fp32 bits are (weight << 16) + rest. The chance depends on step, parameter and element,
+// so that a piece of a parameter is rounded as the whole would be.
 extern "C" __global__ void __launch_bounds__(256)
 adamw_compact(const Param* params, int num_params, float lr, float beta1, float beta2, float eps, float correction1,
               float correction2, float scale, int step) {
   Step s{lr, beta1, beta2, eps, correction1, correction2, scale};
-  const Param* which = mine(params, num_params);
-  Param p = *which;
+  Param p = *mine(params, num_params);
   u16 *ms = reinterpret_cast<u16*>(p.m), *vs = reinterpret_cast<u16*>(p.v), *rests = reinterpret_cast<u16*>(p.master);
-  u32 seed = mixed((u32)step * 0x9e3779b9u + (u32)(which - params));
+  u32 seed = mixed((u32)step * 0x9e3779b9u + p.number);
   auto one = [&](float g, u16& m16, u16& v16, u16& rest, u16& w16, i64 at) {
+    at += p.start;
     float m = bf(m16), v = bf(v16), w = __uint_as_float(((u32)w16 << 16) + (u32)(int)(short)rest);
     update(g, m, v, w, p.decay, s);
     u32 chance = mixed(seed ^ (u32)at ^ (u32)(at >> 32) * 0x27d4eb2fu), bits = __float_as_uint(w);

@@ -23,11 +23,18 @@ pub struct Float {
     form: Form,
 }
 
+/// Which parameter a moment is of, and where in it it begins.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Of {
+    pub(super) param: u32,
+    pub(super) start: u64,
+}
+
 /// How its numbers are kept.
 enum Form {
     Full,
     /// In bf16.
-    Half,
+    Half(Of),
     /// As the 16 bits that this weight lacks: `fp32 bits = (weight bits << 16) + rest`, the rest signed.
     Rest(Arc<Block>),
 }
@@ -78,9 +85,12 @@ impl Float {
         *self.blank.get_mut() = true;
     }
 
-    /// Where its 16 bits a number are, if it is a moment in bf16.
-    pub(super) fn half(&self) -> Option<u64> {
-        matches!(self.form, Form::Half).then_some(self.block.ptr)
+    /// Where its 16 bits a number are, if it is a moment in bf16, and of what it is one.
+    pub(super) fn half(&self) -> Option<(u64, Of)> {
+        match self.form {
+            Form::Half(of) => Some((self.block.ptr, of)),
+            _ => None,
+        }
     }
 
     /// Where they are, if it is the rest of this weight.
@@ -119,8 +129,8 @@ impl Cuda {
         Ok(float)
     }
 
-    pub(super) fn new_moment(&self, rows: usize, cols: usize) -> Result<Float> {
-        self.new_short(rows, cols, Form::Half)
+    pub(super) fn new_moment(&self, rows: usize, cols: usize, of: Of) -> Result<Float> {
+        self.new_short(rows, cols, Form::Half(of))
     }
 
     pub(super) fn new_rest(&self, weight: &Tensor) -> Result<Float> {
@@ -131,7 +141,7 @@ impl Cuda {
     pub(super) fn read_any(&self, x: &Float) -> Result<Vec<f32>> {
         let half = match &x.form {
             Form::Full => return self.device.download(x.block(&self.device)?, x.len()),
-            Form::Half => self.device.download::<u16>(&x.block, x.len())?,
+            Form::Half(_) => self.device.download::<u16>(&x.block, x.len())?,
             Form::Rest(weight) => {
                 let whole = self.new_float(x.rows, x.cols, "a master weight")?;
                 let args = [
@@ -161,7 +171,7 @@ impl Cuda {
         to.blank = AtomicBool::new(false);
         match &to.form {
             Form::Full => self.device.write(&to.block, data),
-            Form::Half => {
+            Form::Half(_) => {
                 let half: Vec<bf16> = data.iter().map(|&v| bf16::from_f32(v)).collect();
                 self.device.write(&to.block, &half)
             }

@@ -1,6 +1,7 @@
 //! Every operation as one or two launches. Shapes are checked here, arithmetic is in the `.cu` files.
 
 use super::device::Arg::{Int, Long, Ptr};
+use super::float::Of;
 use super::gemm::Shape;
 use super::sources::{self, BLOCK_TOKENS};
 use super::{Cuda, Float, Ids, KvCache, Tensor, attention};
@@ -237,7 +238,12 @@ impl Ops for Cuda {
     }
 
     fn compact_moment(&self, rows: usize, cols: usize) -> Result<Float> {
-        self.new_moment(rows, cols)
+        self.new_moment(rows, cols, Of::default())
+    }
+
+    fn compact_piece(&self, rows: usize, cols: usize, param: usize, start: usize) -> Result<Float> {
+        let (param, start) = (param as u32, start as u64);
+        self.new_moment(rows, cols, Of { param, start })
     }
 
     fn compact_master(&self, weight: &Tensor) -> Result<Float> {

@@ -1,6 +1,7 @@
 //! The optimizer's launches: all parameters in one, found by a table on the device.
 
 use super::device::Arg::{Float as F, Int, Ptr};
+use super::float::Of;
 use super::ops::{THREADS, expect};
 use super::{Cuda, Float, sources};
 use crate::{AdamW, Error, Result, Update};
@@ -20,7 +21,8 @@ struct Param {
     count: u64,
     first: u64,
     decay: f32,
-    unused: f32,
+    number: u32,
+    start: u64,
 }
 
 /// A part of a sum of squares.
@@ -55,21 +57,22 @@ impl Cuda {
             expect("adamw", sizes == [count; 4], || {
                 format!("weights [{rows}, {cols}]; master, moments and gradient of {sizes:?}")
             })?;
-            let (m, v, master) = match compact {
+            let (m, v, master, of) = match compact {
                 false => (
                     update.m.at(&self.device)?,
                     update.v.at(&self.device)?,
                     master.at(&self.device)?,
+                    Of::default(),
                 ),
                 true => {
                     let rest = master.rest_of(update.weight);
                     let states = update.m.half().zip(update.v.half()).zip(rest);
-                    let ((m, v), rest) = states.ok_or_else(|| Error::Shape {
+                    let (((m, of), (v, _)), rest) = states.ok_or_else(|| Error::Shape {
                         op: "adamw",
                         detail: "some states are kept in 16 bits, others are not, or they are of another weight"
                             .into(),
                     })?;
-                    (m, v, rest)
+                    (m, v, rest, of)
                 }
             };
             if count > 0 {
@@ -82,7 +85,8 @@ impl Cuda {
                     count: count as u64,
                     first: more_blocks(&mut blocks, count, chunk),
                     decay: update.weight_decay as f32,
-                    unused: 0.0,
+                    number: of.param,
+                    start: of.start,
                 });
             }
         }

@@ -223,7 +223,7 @@ impl<O: Ops> Trainer<O> {
 }
 
 /// What a state's tensors are called before the parameter's name.
-fn prefix(state: State) -> &'static str {
+pub(crate) fn prefix(state: State) -> &'static str {
     match state {
         State::First => MOMENTS[0],
         State::Second => MOMENTS[1],

@@ -69,14 +69,15 @@ impl<O: Ops> Optimizer<O> {
     /// The device has no room.
     pub fn new(ops: &O, weights: &Weights<O>, config: &TrainConfig) -> Result<Self> {
         let compact = config.use_precision_aware_optimizer;
-        let moment = |w: &O::Tensor| {
+        let moment = |(i, w): (usize, &O::Tensor)| {
             let (rows, cols) = ops.shape(w);
             match compact {
-                true => ops.compact_moment(rows, cols),
+                true => ops.compact_piece(rows, cols, i, 0),
                 false => ops.float_zeros(rows, cols),
             }
         };
-        let zeros = || weights.0.iter().map(moment).collect::<Result<Vec<_>>>();
+        let all = || weights.0.iter().enumerate();
+        let zeros = || all().map(moment).collect::<Result<Vec<_>>>();
         let full = |w: &O::Tensor| match compact {
             true => ops.compact_master(w),
             false => ops.widened(w),
@@ -110,22 +111,14 @@ impl<O: Ops> Optimizer<O> {
         weight: &O::Tensor,
         mut read: impl FnMut(State) -> crate::Result<Data>,
     ) -> crate::Result<()> {
-        let put = |to: &mut O::Float, data: Data| match data {
-            Data::F32(data) => ops.assign(to, &data),
-            Data::F64(data) => {
-                let (rows, cols) = ops.float_shape(to);
-                *to = ops.float_f64(rows, cols, &data)?;
-                Ok(())
-            }
-        };
-        put(&mut self.m[i], read(State::First)?)?;
-        put(&mut self.v[i], read(State::Second)?)?;
+        put(ops, &mut self.m[i], read(State::First)?)?;
+        put(ops, &mut self.v[i], read(State::Second)?)?;
         if let Some(master) = &mut self.master {
             // A compact master belongs to the tensor it was made of, and that one may have been replaced.
             if self.compact {
                 master[i] = ops.compact_master(weight)?;
             }
-            put(&mut master[i], read(State::Master)?)?;
+            put(ops, &mut master[i], read(State::Master)?)?;
         }
         Ok(())
     }
@@ -209,6 +202,18 @@ impl<O: Ops> Optimizer<O> {
             lr,
             skipped: false,
         })
+    }
+}
+
+/// A state's numbers, kept as they are kept.
+pub(crate) fn put<O: Ops>(ops: &O, to: &mut O::Float, data: Data) -> Result<()> {
+    match data {
+        Data::F32(data) => ops.assign(to, &data),
+        Data::F64(data) => {
+            let (rows, cols) = ops.float_shape(to);
+            *to = ops.float_f64(rows, cols, &data)?;
+            Ok(())
+        }
     }
 }
 

@@ -15,7 +15,7 @@ use crate::checkpoint::identity::Identity;
 use crate::checkpoint::pieces::{Entry, Library, Piece, Table};
 use crate::checkpoint::tensors::{Data, write_pieces};
 use crate::checkpoint::{
-    CRITIC, Counters, FORMATS, INDEX, Index, MASTER, MOMENTS, read_float, read_weight,
+    CRITIC, Counters, FORMATS, INDEX, Index, MASTER, MOMENTS, prefix, read_float, read_weight,
 };
 use crate::optim::precision::Precision;
 use crate::{Error, Result};
@@ -105,6 +105,7 @@ impl<O: Ops> Part<'_, O> {
 /// Take a rank's part of parameters and of their optimizer, whose tensors' names begin with `start`.
 fn take_part<O: Ops>(
     ops: &O,
+    mesh: &Mesh<O>,
     library: &mut Library,
     start: &str,
     stage: &mut Stage<O>,
@@ -133,21 +134,18 @@ fn take_part<O: Ops>(
             Data::F64(data) => ops.tensor_f64(rows, cols, &data)?,
         };
     }
+    let compact = optimizer.compact;
     for segment in &mut optimizer.segments {
-        let mut float = |prefix| -> Result<O::Float> {
-            let (rows, cols) = ops.float_shape(&segment.m);
-            Ok(match held(segment.param, prefix, wide_float)? {
-                Data::F32(data) => ops.float(rows, cols, &data[segment.range.clone()])?,
-                Data::F64(data) => ops.float_f64(rows, cols, &data[segment.range.clone()])?,
+        let (param, range) = (segment.param, segment.range.clone());
+        segment.restore(ops, &stage.weights.0[param], compact, |state| {
+            let data = held(param, prefix(state), wide_float)?;
+            Ok(match data {
+                Data::F32(data) => Data::F32(data[range.clone()].to_vec()),
+                Data::F64(data) => Data::F64(data[range.clone()].to_vec()),
             })
-        };
-        let (m, v) = (float(MOMENTS[0])?, float(MOMENTS[1])?);
-        if segment.master.is_some() {
-            segment.master = Some(float(MASTER)?);
-        }
-        (segment.m, segment.v) = (m, v);
+        })?;
     }
-    Ok(())
+    optimizer.share(ops, stage, mesh)
 }
 
 impl<O: Ops> RankCritic<O> {
@@ -231,8 +229,10 @@ impl<O: Ops> Rank<O> {
         index.check_critic(dir, self.critic.is_some())?;
         let ops = self.ops.clone();
         let mut library = Library::open(dir, index.tensors.clone())?;
+        let mesh = &self.mesh;
         take_part(
             &*ops,
+            mesh,
             &mut library,
             "",
             &mut self.stage,
@@ -240,7 +240,7 @@ impl<O: Ops> Rank<O> {
         )?;
         if let (Some(critic), Some(progress)) = (&mut self.critic, index.critic) {
             let (stage, optimizer) = (&mut critic.stage, &mut critic.optimizer);
-            take_part(&*ops, &mut library, CRITIC, stage, optimizer)?;
+            take_part(&*ops, mesh, &mut library, CRITIC, stage, optimizer)?;
             let (params, weights) = (&critic.head_params, &mut critic.head);
             library.take_set(&*ops, CRITIC, params, weights, &mut critic.head_optimizer)?;
             critic.set_progress(progress);

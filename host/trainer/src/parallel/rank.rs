@@ -17,7 +17,7 @@ use super::slice::{LocalMicro, Slicing};
 use super::stage::{Make, Stage};
 use super::zero::Zero;
 use crate::algo::objective::{Objective, Token};
-use crate::config::{Problem, TrainConfig};
+use crate::config::TrainConfig;
 use crate::critic::{self, CriticReport};
 use crate::data::rollouts::{Limits, check_tokens, rollouts};
 use crate::data::{Batch, split_steps};
@@ -74,7 +74,6 @@ impl<O: Ops> Rank<O> {
         make: &Make<'_, O>,
     ) -> Result<Self> {
         config.validate().map_err(Error::Config)?;
-        refuse_what_one_rank_does(&config)?;
         refuse_replay_without_experts(&config, &spec)?;
         let vocab = vocab.min(spec.vocab);
         let critic = match config.has_critic() {
@@ -411,21 +410,6 @@ impl<O: Ops> Rank<O> {
         let _reduce = debug_span!("reduce").entered();
         sum_copies(ops, stage, mesh, &mut self.grads)?;
         Ok((found, sending.all(&self.grads)?))
-    }
-}
-
-/// Options that only [`crate::Trainer`] has: slices of states are in full precision here.
-fn refuse_what_one_rank_does(config: &TrainConfig) -> Result<()> {
-    let options = [(
-        "use_precision_aware_optimizer",
-        config.use_precision_aware_optimizer,
-    )];
-    match options.iter().find(|(_, on)| *on) {
-        None => Ok(()),
-        Some((key, _)) => Err(Error::Config(vec![Problem {
-            key,
-            detail: "as it is set, works on one rank only: change it, or train on one rank".into(),
-        }])),
     }
 }
 

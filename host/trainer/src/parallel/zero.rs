@@ -13,11 +13,12 @@ use super::buckets::{Bucket, Sending, buckets};
 use super::mesh::Mesh;
 use super::shard::Shard;
 use super::stage::Stage;
-use crate::config::{Problem, TrainConfig};
+use crate::Result;
+use crate::checkpoint::tensors::Data;
+use crate::config::TrainConfig;
 use crate::optim::precision::Precision;
 use crate::optim::schedule::Schedule;
-use crate::optim::{Progress, StepReport, adamw_of, clip_scale, schedule_of};
-use crate::{Error, Result};
+use crate::optim::{Progress, State, StepReport, adamw_of, clip_scale, put, schedule_of};
 use slime_kernels::comm::Begun;
 use slime_kernels::{AdamW, Ops, Reduce, Update};
 use slime_model::ParamSpec;
@@ -39,6 +40,8 @@ pub struct Segment<O: Ops> {
     pub v: O::Float,
     /// Full-precision weights, where the device's are rounded.
     pub master: Option<O::Float>,
+    /// The weight's piece, where a compact master is what this tensor lacks.
+    piece: Option<O::Tensor>,
 }
 
 impl<O: Ops> Segment<O> {
@@ -61,6 +64,32 @@ impl<O: Ops> Segment<O> {
             weight,
         }
     }
+
+    /// Put states in place, kept as they are kept; `weight` is the parameter's present tensor.
+    ///
+    /// # Errors
+    /// The device has no room, or what `read` returns.
+    pub(super) fn restore(
+        &mut self,
+        ops: &O,
+        weight: &O::Tensor,
+        compact: bool,
+        mut read: impl FnMut(State) -> Result<Data>,
+    ) -> Result<()> {
+        put(ops, &mut self.m, read(State::First)?)?;
+        put(ops, &mut self.v, read(State::Second)?)?;
+        if let Some(master) = &mut self.master {
+            // A compact master belongs to a tensor that has been replaced.
+            if compact {
+                if let Some(piece) = &mut self.piece {
+                    *piece = ops.cut(weight, self.range.clone(), 1, self.range.len())?;
+                }
+                *master = ops.compact_master(self.piece.as_ref().unwrap_or(weight))?;
+            }
+            put(ops, master, read(State::Master)?)?;
+        }
+        Ok(())
+    }
 }
 
 /// One rank's share of the optimizer.
@@ -69,6 +98,8 @@ pub struct Zero<O: Ops> {
     clip_grad: f64,
     schedule: Schedule,
     samples_per_step: u64,
+    /// States are kept in 16 bits.
+    pub(super) compact: bool,
     buckets: Vec<Bucket>,
     /// In the order of the buckets.
     pub segments: Vec<Segment<O>>,
@@ -97,14 +128,10 @@ impl<O: Ops> Zero<O> {
         config: &TrainConfig,
         bucket_size: Option<usize>,
     ) -> Result<Self> {
-        if config.use_precision_aware_optimizer {
-            return Err(Error::Config(vec![Problem {
-                key: "use_precision_aware_optimizer",
-                detail: "works where one rank trains; leave it out, or train on one".into(),
-            }]));
-        }
         let buckets = buckets(stage, mesh, bucket_size);
         let rounded = Precision::of_weights(ops)? == Precision::Rounded;
+        // Where weights are whole, so is everything.
+        let compact = rounded && config.use_precision_aware_optimizer;
         let mut segments = Vec::new();
         for bucket in &buckets {
             let ranks = mesh.replicas(bucket.is_expert).size();
@@ -114,17 +141,30 @@ impl<O: Ops> Zero<O> {
                     1 => ops.shape(weight),
                     _ => (1, range.len()),
                 };
-                let master = match rounded {
-                    true => Some(ops.widened(&ops.cut(weight, range.clone(), rows, cols)?)?),
-                    false => None,
+                let start = range.start;
+                let moment = || match compact {
+                    true => ops.compact_piece(rows, cols, param, start),
+                    false => ops.float_zeros(rows, cols),
                 };
+                let cut = || ops.cut(weight, range.clone(), rows, cols);
+                let (master, piece) = match (rounded, compact, ranks) {
+                    (false, ..) => (None, None),
+                    (true, false, _) => (Some(ops.widened(&cut()?)?), None),
+                    (true, true, 1) => (Some(ops.compact_master(weight)?), None),
+                    (true, true, _) => {
+                        let piece = cut()?;
+                        (Some(ops.compact_master(&piece)?), Some(piece))
+                    }
+                };
+                let (m, v) = (moment()?, moment()?);
                 segments.push(Segment {
                     param,
                     counted: counted(&stage.shards[param], &range),
                     range,
-                    m: ops.float_zeros(rows, cols)?,
-                    v: ops.float_zeros(rows, cols)?,
+                    m,
+                    v,
                     master,
+                    piece,
                 });
             }
         }
@@ -134,6 +174,7 @@ impl<O: Ops> Zero<O> {
             clip_grad: config.clip_grad,
             schedule: schedule_of(config, samples_per_step),
             samples_per_step,
+            compact,
             buckets,
             segments,
             progress: Progress::default(),
@@ -260,7 +301,17 @@ impl<O: Ops> Zero<O> {
                 own.try_for_each(|segment| take(segment.param, state(segment)))?;
                 continue;
             }
-            let parts: Vec<_> = own.map(|s| (state(s), 0..s.range.len())).collect();
+            let own: Vec<_> = own.map(|s| (state(s), s.range.len())).collect();
+            // What is kept in 16 bits is for the optimizer only, and leaves in full.
+            let full = own.iter().filter(|_| self.compact).map(|(state, len)| {
+                let data = ops.read_float(state)?;
+                Ok(ops.float(1, *len, &data)?)
+            });
+            let full = full.collect::<Result<Vec<O::Float>>>()?;
+            let mut parts = Vec::with_capacity(own.len());
+            for (i, (state, len)) in own.into_iter().enumerate() {
+                parts.push((full.get(i).unwrap_or(state), 0..len));
+            }
             let own = ops.join_float(&parts, bucket.len / group.size())?;
             let all = group.all_gather_float(&own)?;
             for (param, at) in &bucket.members {
@@ -303,7 +354,7 @@ impl<O: Ops> Zero<O> {
         for bucket in &self.buckets {
             let group = mesh.replicas(bucket.is_expert);
             let count = bucket.own_pieces(mesh).len();
-            let own: Vec<_> = segments.by_ref().take(count).zip(&mut slices).collect();
+            let mut own: Vec<_> = segments.by_ref().take(count).zip(&mut slices).collect();
             if group.size() == 1 {
                 let params = stage.params.clone();
                 let mut weights: Vec<_> = stage.weights.0.iter_mut().map(Some).collect();
@@ -316,12 +367,15 @@ impl<O: Ops> Zero<O> {
                 continue;
             }
             let mut pieces = Vec::with_capacity(count);
-            for (segment, _) in &own {
+            for (segment, _) in &mut own {
                 let (range, weight) = (segment.range.clone(), &stage.weights.0[segment.param]);
                 let len = range.len();
-                pieces.push(ops.cut(weight, range, 1, len)?);
+                pieces.push(match segment.piece.take() {
+                    Some(piece) => piece,
+                    None => ops.cut(weight, range, 1, len)?,
+                });
             }
-            let updates = own.into_iter().zip(&mut pieces);
+            let updates = own.iter_mut().zip(&mut pieces);
             let updates = updates.map(|((segment, slice), weight)| {
                 let param = segment.param;
                 let grad = slice.as_ref().unwrap_or(&grads.0[param]);
@@ -332,8 +386,13 @@ impl<O: Ops> Zero<O> {
                 .iter()
                 .map(|piece| (piece, 0..ops.shape(piece).1))
                 .collect();
-            let own = ops.join(&parts, bucket.len / group.size())?;
-            under_way.push_back((bucket, group.begin_all_gather(own)?));
+            let joined = ops.join(&parts, bucket.len / group.size())?;
+            if self.compact {
+                for ((segment, _), piece) in own.into_iter().zip(pieces) {
+                    segment.piece = Some(piece);
+                }
+            }
+            under_way.push_back((bucket, group.begin_all_gather(joined)?));
             if under_way.len() > 1
                 && let Some((bucket, begun)) = under_way.pop_front()
             {
@@ -342,6 +401,29 @@ impl<O: Ops> Zero<O> {
         }
         for (bucket, begun) in under_way {
             take_in(ops, stage, bucket, &begun.wait()?)?;
+        }
+        Ok(())
+    }
+}
+
+impl<O: Ops> Zero<O> {
+    /// Give everybody the pieces that compact masters have set.
+    ///
+    /// # Errors
+    /// A rank or the device failed.
+    pub(super) fn share(&self, ops: &O, stage: &mut Stage<O>, mesh: &Mesh<O>) -> Result<()> {
+        let mut segments = self.segments.iter();
+        for bucket in &self.buckets {
+            let group = mesh.replicas(bucket.is_expert);
+            let own = segments.by_ref().take(bucket.own_pieces(mesh).len());
+            let own: Vec<_> = own.collect();
+            if !self.compact || group.size() == 1 {
+                continue;
+            }
+            let pieces = own.iter().filter_map(|s| Some((s.piece.as_ref()?, s)));
+            let parts: Vec<_> = pieces.map(|(p, s)| (p, 0..s.range.len())).collect();
+            let joined = ops.join(&parts, bucket.len / group.size())?;
+            take_in(ops, stage, bucket, &group.all_gather(&joined)?)?;
         }
         Ok(())
     }

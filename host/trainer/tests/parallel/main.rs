@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "these are tests")]
 
 mod cases;
+mod compact;
 mod failures;
 mod golden;
 mod optimizer;
