@@ -42,6 +42,8 @@ pub(super) fn build(folder: &Path) -> Result<PathBuf, RuntimeError> {
     let mut cargo = cargo(folder);
     cargo.args([
         "build",
+        // Only what is wrong: forty lines of what was compiled before it hide the error.
+        "--quiet",
         "--release",
         "--message-format=json-render-diagnostics",
         "--target",

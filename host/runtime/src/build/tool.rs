@@ -46,6 +46,8 @@ pub(super) fn run<S: AsRef<OsStr>>(
 ) -> Result<(), RuntimeError> {
     let mut command = Command::new(tool);
     command.current_dir(job.folder).args(arguments);
+    // A tool's own backtrace says nothing of the plugin, and pushes out what does.
+    command.env("RUST_BACKTRACE", "0");
     let output = command.output().map_err(|source| RuntimeError::Read {
         path: tool.into(),
         source,

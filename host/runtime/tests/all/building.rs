@@ -44,7 +44,8 @@ fn code_that_does_not_compile_shows_the_compilers_words() {
         ("src/lib.rs", "pub fn f() -> u32 { \"no\" }"),
     ]);
     assert!(
-        refused.starts_with("FOLDER does not compile:\n") && refused.contains("mismatched types"),
+        refused.starts_with("FOLDER does not compile:\nerror[")
+            && refused.contains("mismatched types"),
         "{refused}"
     );
     let broken = refusal(&[("Cargo.toml", "[package"), ("src/lib.rs", "")]);
