@@ -1,5 +1,7 @@
 // NVRTC's part: the text of a kernel file, its few PTX instructions replaced by functions of device.h, compiled by the C++
 // compiler of this machine. The machine code that the caller gets is the path of the library made.
+#include <unistd.h>
+
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -39,7 +41,7 @@ std::string as_cpp(std::string text) {
     std::string name = (*it)[1];
     calls += "extern \"C\" void call_" + name + "(void** arguments) { emulator::call(&" + name + ", arguments); }\n";
   }
-  return "#include \"" EMULATOR_SOURCE "/device.h\"\n" + text + "\n" + calls;
+  return "#include \"" EMULATOR_FOLDER "/device.h\"\n" + text + "\n" + calls;
 }
 
 std::string run(const std::string& command, int& status) {
@@ -71,12 +73,15 @@ API int nvrtcCompileProgram(void* of, int num_options, const char* const* option
   std::string text = as_cpp(program.text), defines;
   for (int i = 0; i < num_options; i++)
     if (!strncmp(options[i], "-D", 2)) defines += std::string(" '") + options[i] + "'";
-  std::string stem = EMULATOR_FOLDER "/kernel-" + std::to_string(std::hash<std::string>()(text + defines));
-  std::ofstream(stem + ".cpp") << text;
+  std::string stem = EMULATOR_FOLDER "/kernels/kernel-" + std::to_string(std::hash<std::string>()(text + defines));
+  // Another process may compile the same, or have it open.
+  std::string own = stem + "." + std::to_string(getpid());
+  std::ofstream(own + ".cpp") << text;
   int status = 0;
-  program.log = run("c++ -std=c++17 -O2 -w -shared -fPIC" + defines + " -o " + stem + ".so " + stem + ".cpp", status);
+  program.log = run("c++ -std=c++17 -O2 -w -shared -fPIC" + defines + " -o " + own + ".so " + own + ".cpp", status);
   program.library = stem + ".so";
-  return status ? 6 : 0;
+  remove((own + ".cpp").c_str());
+  return status || rename((own + ".so").c_str(), program.library.c_str()) ? 6 : 0;
 }
 API int nvrtcGetProgramLogSize(void* of, size_t* size) {
   *size = static_cast<Program*>(of)->log.size() + 1;
