@@ -32,8 +32,8 @@ pub(super) const DEPTH: usize = 3;
 pub(super) const BLOCK_ROWS: usize = 64;
 pub(super) const BLOCK_BYTES: usize = BLOCK_ROWS * BLOCK_ROWS * 2;
 const KEPT_DEPTH: usize = 3;
-/// Memory for dS between the two kernels of a backward, 2.25 GiB: heads take turns in it.
-const KEPT_BYTES: usize = 9 << 28;
+/// Memory for what a backward keeps between its kernels (dS here, states in a delta rule's), 2.25 GiB: heads take turns in it.
+pub(super) const KEPT_BYTES: usize = 9 << 28;
 
 /// What a forward left for its backward.
 pub(super) struct Forward<'a> {

@@ -3,6 +3,7 @@
 //! The rule's backward needs the states again: one every [`CHUNK`] tokens is kept, those between are made anew. Key heads
 //! take turns in that memory where it would grow too large.
 
+use super::attention::KEPT_BYTES;
 use super::device::Arg::{Int, Ptr};
 use super::ops::{expect, whole_vectors};
 use super::pool::Block;
@@ -18,8 +19,6 @@ const LONG: usize = 64;
 const SHARE: usize = 4;
 const COLS: usize = 32;
 const CHUNK: usize = 32;
-/// Memory for states and parts in a backward, 2.25 GiB.
-const KEPT_BYTES: usize = 9 << 28;
 /// Columns of a convolution's thread, and threads of its block.
 const COLUMNS: usize = 8;
 const THREADS: usize = 128;

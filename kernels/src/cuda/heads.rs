@@ -26,9 +26,7 @@ impl Cuda {
         } else {
             (len, w.cols)
         };
-        let even = heads > 0 && x.cols.is_multiple_of(heads) && w.rows.is_multiple_of(heads);
-        let fits = even && x_start + k <= x.cols / heads && w_start + len <= w.rows / heads;
-        expect(op, fits, || {
+        expect(op, parts.fits(x.cols, w.rows, k), || {
             let (x, w) = ([x.rows, x.cols], [w.rows, w.cols]);
             format!("{parts:?} of {x:?} and {w:?}")
         })?;

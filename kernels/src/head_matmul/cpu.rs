@@ -22,12 +22,9 @@ pub(crate) fn product<T: Element>(
     } = parts;
     let (r, rows) = (w.cols, x.rows);
     let (k, n) = if transposed { (r, len) } else { (len, r) };
-    let even = heads > 0 && x.cols.is_multiple_of(heads) && w.rows.is_multiple_of(heads);
-    check::that(
-        even && x_start + k <= x.cols / heads && w_start + len <= w.rows / heads,
-        op,
-        || format!("{parts:?} of {x:?} and {w:?}"),
-    )?;
+    check::that(parts.fits(x.cols, w.rows, k), op, || {
+        format!("{parts:?} of {x:?} and {w:?}")
+    })?;
     let (x_width, w_height) = (x.cols / heads, w.rows / heads);
     let mut y = cpu.take(rows * heads * n);
     if rows == 0 {

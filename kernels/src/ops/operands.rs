@@ -155,6 +155,18 @@ pub struct HeadParts {
     pub len: usize,
 }
 
+impl HeadParts {
+    /// Do `x_cols` columns hold parts of `inner` columns, and `w_rows` rows parts of `len` rows?
+    pub(crate) fn fits(&self, x_cols: usize, w_rows: usize, inner: usize) -> bool {
+        let heads = self.heads;
+        heads > 0
+            && x_cols.is_multiple_of(heads)
+            && w_rows.is_multiple_of(heads)
+            && self.x_start + inner <= x_cols / heads
+            && self.w_start + self.len <= w_rows / heads
+    }
+}
+
 /// Heads of a gated delta rule: rows are `[keys × key_dim queries | the same of keys | values × value_dim]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeltaHeads {

@@ -23,9 +23,9 @@ impl Shapes {
         } else {
             (parts.len, w.cols)
         };
-        let fits = parts.heads > 0 && parts.x_start + k <= x.cols / parts.heads;
-        check::that(fits, op, || {
-            format!("{parts:?} of [{}, {}]", x.rows, x.cols)
+        check::that(parts.fits(x.cols, w.rows, k), op, || {
+            let (x, w) = ([x.rows, x.cols], [w.rows, w.cols]);
+            format!("{parts:?} of {x:?} and {w:?}")
         })?;
         let y = self.tensor_of(x.rows, parts.heads * n);
         self.gemm(x.rows * parts.heads, n, k);
