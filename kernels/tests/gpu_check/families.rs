@@ -1,6 +1,6 @@
 //! What only some families compute: products of single heads, convolutions and delta rules.
 
-use crate::cases::{Kind, Outputs, numbers, scaled, tensor};
+use crate::cases::{Kind, Outputs, numbers, scaled, tables, tensor};
 use slime_kernels::{DeltaHeads, DeltaRule, HeadParts, Ops, PagedSequence, Result, Sequences};
 use std::ops::Range;
 
@@ -119,20 +119,7 @@ impl Body {
                 ref parts,
             } => {
                 let size = o.kv_block_tokens();
-                let blocks_of = |s: &[usize; 3]| s.iter().sum::<usize>().div_ceil(size);
-                let total: usize = parts.iter().map(blocks_of).sum();
-                // Blocks are handed out from the end, so that a sequence's blocks are not in order.
-                let mut next = total as u32;
-                let mut table = |s| -> Vec<u32> {
-                    let blocks = 0..blocks_of(s);
-                    blocks
-                        .map(|_| {
-                            next -= 1;
-                            next
-                        })
-                        .collect()
-                };
-                let tables: Vec<Vec<u32>> = parts.iter().map(&mut table).collect();
+                let (tables, total) = tables(size, parts.iter().map(|s| s.iter().sum()));
                 let mut states = o.float_zeros(total, heads.state_len(taps))?;
                 let conv = tensor(o, 8, heads.cols(), taps)?;
                 for part in 0..3 {

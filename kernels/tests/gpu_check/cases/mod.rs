@@ -159,6 +159,19 @@ fn ids(seed: u64, count: usize, below: usize) -> Vec<u32> {
         .collect()
 }
 
+/// Cache blocks of `size` tokens for sequences of so many tokens each, and how many blocks that is. They are handed out from the
+/// end, so that a sequence's blocks are not in order.
+pub(crate) fn tables(
+    size: usize,
+    contexts: impl Iterator<Item = usize> + Clone,
+) -> (Vec<Vec<u32>>, usize) {
+    let blocks = contexts.map(|context| context.div_ceil(size));
+    let total: usize = blocks.clone().sum();
+    let mut next = total as u32;
+    let mut taken = |count: usize| (0..count).map(|_| (next -= 1, next).1).collect();
+    (blocks.map(&mut taken).collect(), total)
+}
+
 pub(crate) struct Outputs<'a, O: Ops>(&'a O, Vec<Output>);
 
 impl<O: Ops> Outputs<'_, O> {

@@ -1,6 +1,6 @@
 //! What a case computes.
 
-use super::{Body, Kind, Outputs, ids, numbers, scaled, tensor};
+use super::{Body, Kind, Outputs, ids, numbers, scaled, tables, tensor};
 use crate::router;
 use slime_kernels::{
     AdamW, ColumnMap, Draw, Drawn, KeySpan, Norms, Ops, PagedSequence, Result, RopeTable, Route,
@@ -374,21 +374,7 @@ impl Body {
                 ref contexts,
             } => {
                 let size = o.kv_block_tokens();
-                let blocks_of = |context: usize| context.div_ceil(size);
-                let total: usize = contexts
-                    .iter()
-                    .map(|&(_, context)| blocks_of(context))
-                    .sum();
-                // Blocks are handed out from the end, so that a sequence's blocks are not in order.
-                let mut next = total as u32;
-                let tables: Vec<Vec<u32>> = contexts
-                    .iter()
-                    .map(|&(_, context)| {
-                        (0..blocks_of(context))
-                            .map(|_| (next -= 1, next).1)
-                            .collect()
-                    })
-                    .collect();
+                let (tables, total) = tables(size, contexts.iter().map(|&(_, context)| context));
                 let mut cache = o.kv_cache(2, total, heads)?;
                 for (i, (&(_, context), table)) in contexts.iter().zip(&tables).enumerate() {
                     let slots: Vec<usize> = (0..context)
