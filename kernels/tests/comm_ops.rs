@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "these are tests")]
 
-use slime_kernels::{Cpu, Heads, KeySpan, NO_TARGET, Ops, Sequences};
+use slime_kernels::{Cpu, Heads, KeySpan, NO_TARGET, Ops, Patch, Sequences};
 
 type F64 = Cpu<f64>;
 
@@ -306,7 +306,20 @@ fn pieces_are_cut_laid_together_and_padded_with_zeros() {
     let column = ops.tensor_f64(2, 1, &[10.0, 20.0]).unwrap();
     let added = ops.add_columns(&x, &column, 2).unwrap();
     assert_eq!(read(added), [1.0, 2.0, 13.0, 4.0, 5.0, 26.0]);
+    let patch = |from, elements, to, width, stride| Patch {
+        from,
+        elements,
+        to,
+        width,
+        stride,
+    };
+    let (left, right) = (patch(&x, 1..5, 0, 2, 3), patch(&y, 0..2, 2, 1, 3));
+    let laid = ops.lay_out(&[left.clone(), right], 2, 3).unwrap();
+    assert_eq!(read(laid), [2.0, 3.0, 7.0, 4.0, 5.0, 8.0]);
     for refused in [
+        ops.lay_out(std::slice::from_ref(&left), 2, 3),
+        ops.lay_out(&[left.clone(), patch(&y, 0..2, 3, 1, 3)], 2, 3),
+        ops.lay_out(&[left, patch(&y, 0..2, 5, 2, 3)], 2, 3),
         ops.join(&[(&x, 0..6)], 5),
         ops.cut(&x, 3..7, 2, 2),
         ops.columns(&x, 2..4),

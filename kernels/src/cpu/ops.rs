@@ -7,10 +7,10 @@ use crate::gated_delta::cpu::Rule;
 use crate::paged_attention::cpu::CpuKvCache;
 use crate::qk_norm_rope::cpu::{HeadNorms, Rope};
 use crate::{
-    AdamW, ColumnMap, DeltaRule, HeadParts, Heads, Norms, Ops, PagedSequence, Result, RopeTable,
-    Sequences, TokenStats, adamw, attention, causal_conv, check, columns, embedding, gate,
-    gated_delta, grouped_matmul, head, head_matmul, matmul, paged_attention, qk_norm_rope, rmsnorm,
-    rows, swiglu,
+    AdamW, ColumnMap, DeltaRule, HeadParts, Heads, Norms, Ops, PagedSequence, Patch, Result,
+    RopeTable, Sequences, TokenStats, adamw, attention, causal_conv, check, columns, embedding,
+    gate, gated_delta, grouped_matmul, head, head_matmul, matmul, paged_attention, pieces,
+    qk_norm_rope, rmsnorm, rows, swiglu,
 };
 
 fn convert<From: Number, To: Number>(
@@ -134,6 +134,20 @@ macro_rules! ops {
             }
             fn accumulate_bias(&self, dy: &Self::Tensor, db: &mut Self::Float) -> Result<()> {
                 rows::cpu::accumulate_bias(self, dy, db)
+            }
+
+            fn lay_out(
+                &self,
+                patches: &[Patch<'_, Self::Tensor>],
+                rows: usize,
+                cols: usize,
+            ) -> Result<Self::Tensor> {
+                pieces::check_patches(patches, |x| x.data().len(), rows * cols)?;
+                let mut to = self.take(rows * cols);
+                for patch in patches {
+                    pieces::lay(patch, patch.from.data(), &mut to);
+                }
+                Ok(CpuTensor::new(rows, cols, to))
             }
 
             fn scale_rows(&self, x: &Self::Tensor, p: &Self::Float) -> Result<Self::Tensor> {

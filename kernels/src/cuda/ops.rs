@@ -8,7 +8,7 @@ use super::{Cuda, Float, Ids, KvCache, Tensor, attention};
 use crate::ops::through_host;
 use crate::{
     AdamW, ColumnMap, DeltaRule, Draw, Drawn, Error, HeadParts, Heads, KeySpan, Later, Norms, Ops,
-    PagedSequence, Result, RopeTable, Route, Sequences, TokenStats, Update, attend_keys,
+    PagedSequence, Patch, Result, RopeTable, Route, Sequences, TokenStats, Update, attend_keys,
 };
 use half::bf16;
 use std::ops::Range;
@@ -819,6 +819,10 @@ impl Ops for Cuda {
 
     fn cut_float(&self, x: &Float, range: Range<usize>, rows: usize, cols: usize) -> Result<Float> {
         self.cut_of_float(x, range, rows, cols)
+    }
+
+    fn lay_out(&self, patches: &[Patch<'_, Tensor>], rows: usize, cols: usize) -> Result<Tensor> {
+        self.laid_out(patches, rows, cols)
     }
 
     fn columns(&self, x: &Tensor, cols: Range<usize>) -> Result<Tensor> {

@@ -2,7 +2,7 @@
 
 use super::pool::Block;
 use super::{Cuda, Float, Tensor, driver};
-use crate::{Error, Result};
+use crate::{Error, Patch, Result, pieces};
 use cudarc::driver::{result, sys};
 use std::ops::Range;
 
@@ -114,31 +114,82 @@ impl Cuda {
         if x.rows == 0 || cols.is_empty() {
             return Ok(y);
         }
+        let from = Lines {
+            ptr: x.block.ptr + 2 * cols.start as u64,
+            stride: x.cols,
+        };
+        let to = Lines {
+            ptr: y.block.ptr,
+            stride: cols.len(),
+        };
+        // Rows of `cols.len()` elements lie inside both blocks, checked above.
+        self.copy_lines(from, to, cols.len(), x.rows)?;
+        Ok(y)
+    }
+
+    pub(super) fn laid_out(
+        &self,
+        patches: &[Patch<'_, Tensor>],
+        rows: usize,
+        cols: usize,
+    ) -> Result<Tensor> {
+        pieces::check_patches(patches, |x| x.rows * x.cols, rows * cols)?;
+        let y = self.new_tensor(rows, cols, "patches laid together")?;
+        for patch in patches {
+            let (n, width) = (patch.elements.len(), patch.width);
+            let from = patch.from.block.ptr + 2 * patch.elements.start as u64;
+            let to = y.block.ptr + 2 * patch.to as u64;
+            if n <= width || patch.stride == width {
+                self.copy_piece(from, to, 2 * n)?;
+                continue;
+            }
+            let (from, to) = (
+                Lines {
+                    ptr: from,
+                    stride: width,
+                },
+                Lines {
+                    ptr: to,
+                    stride: patch.stride,
+                },
+            );
+            self.copy_lines(from, to, width, n / width)?;
+        }
+        Ok(y)
+    }
+
+    /// Lines of `width` elements from one place to another, in stream order.
+    fn copy_lines(&self, from: Lines, to: Lines, width: usize, lines: usize) -> Result<()> {
         self.device.bind()?;
         let copy = sys::CUDA_MEMCPY2D {
-            srcXInBytes: cols.start * 2,
+            srcXInBytes: 0,
             srcY: 0,
             srcMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_DEVICE,
             srcHost: std::ptr::null(),
-            srcDevice: x.block.ptr,
+            srcDevice: from.ptr,
             srcArray: std::ptr::null_mut(),
-            srcPitch: x.cols * 2,
+            srcPitch: from.stride * 2,
             dstXInBytes: 0,
             dstY: 0,
             dstMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_DEVICE,
             dstHost: std::ptr::null_mut(),
-            dstDevice: y.block.ptr,
+            dstDevice: to.ptr,
             dstArray: std::ptr::null_mut(),
-            dstPitch: cols.len() * 2,
-            WidthInBytes: cols.len() * 2,
-            Height: x.rows,
+            dstPitch: to.stride * 2,
+            WidthInBytes: width * 2,
+            Height: lines,
         };
-        // SAFETY: rows of `cols.len()` elements inside both blocks, checked above.
+        // SAFETY: the callers check that the lines lie inside both blocks.
         unsafe { sys::cuMemcpy2DAsync_v2(&copy, self.device.stream.cu_stream()) }
             .result()
-            .map_err(driver)?;
-        Ok(y)
+            .map_err(driver)
     }
+}
+
+/// Where lines begin, and how many elements apart.
+struct Lines {
+    ptr: u64,
+    stride: usize,
 }
 
 fn fits(op: &'static str, range: &Range<usize>, rows: usize, cols: usize) -> Result<()> {

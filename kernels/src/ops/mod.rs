@@ -13,7 +13,8 @@ mod operands;
 
 pub use operands::{
     AdamW, ColumnMap, DeltaHeads, DeltaRule, Draw, Drawn, HeadParts, Heads, KeySpan, Later,
-    NO_TARGET, Norms, PagedSequence, RopeStyle, RopeTable, Route, Sequences, TokenStats, Update,
+    NO_TARGET, Norms, PagedSequence, Patch, RopeStyle, RopeTable, Route, Sequences, TokenStats,
+    Update,
 };
 
 use crate::{Result, attend_keys, pieces};
@@ -552,6 +553,15 @@ pub trait Ops: Send + Sync + 'static {
         cols: usize,
     ) -> Result<Self::Float> {
         pieces::cut_float(self, x, range, rows, cols)
+    }
+    /// `[rows, cols]` laid together from patches, which write every element once.
+    fn lay_out(
+        &self,
+        patches: &[Patch<'_, Self::Tensor>],
+        rows: usize,
+        cols: usize,
+    ) -> Result<Self::Tensor> {
+        pieces::lay_out(self, patches, rows, cols)
     }
     /// Columns `cols` of `x`: `[rows, cols.len()]`.
     fn columns(&self, x: &Self::Tensor, cols: Range<usize>) -> Result<Self::Tensor> {

@@ -4,6 +4,21 @@ use super::Ops;
 use crate::Result;
 use std::ops::Range;
 
+/// Elements of a tensor that become a rectangle of another.
+#[derive(Clone, Debug)]
+pub struct Patch<'a, T> {
+    /// Whose they are.
+    pub from: &'a T,
+    /// Which, row-major.
+    pub elements: Range<usize>,
+    /// Where the first one goes.
+    pub to: usize,
+    /// Elements of a line.
+    pub width: usize,
+    /// From a line's first place to the next one's.
+    pub stride: usize,
+}
+
 /// How attention heads are laid out in a packed row: `[query heads | key heads | value heads] × dim`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Heads {

@@ -3,8 +3,67 @@
 //! On the host, for every backend that has no copy of its own: correct everywhere, fast nowhere. What a piece means (a
 //! bucket, a shard) is the trainer's. Read [`crate::ops`] for the contract.
 
-use crate::{Ops, Result, check};
+use crate::{Ops, Patch, Result, check};
 use std::ops::Range;
+
+/// Do the patches, whose tensors have `held` elements each, fill `[rows, cols]`?
+pub(crate) fn check_patches<T>(
+    patches: &[Patch<'_, T>],
+    held: impl Fn(&T) -> usize,
+    len: usize,
+) -> Result<()> {
+    let op = "lay_out";
+    let mut filled = 0;
+    for patch in patches {
+        let (n, width) = (patch.elements.len(), patch.width);
+        inside(op, &patch.elements, held(patch.from))?;
+        let lines = n.checked_div(width).unwrap_or(0);
+        let last = patch.to + lines.saturating_sub(1) * patch.stride + width;
+        let fits = lines * width == n && (lines < 2 || width <= patch.stride) && last <= len;
+        check::that(n == 0 || fits, op, || {
+            format!(
+                "{n} elements in lines of {width}, {} apart, from {} of {len}",
+                patch.stride, patch.to
+            )
+        })?;
+        filled += n;
+    }
+    check::that(filled == len, op, || format!("{filled} elements for {len}"))
+}
+
+/// Write the elements of a patch, which `from` holds, to their places.
+pub(crate) fn lay<T: Copy, U>(patch: &Patch<'_, U>, from: &[T], to: &mut [T]) {
+    let lines = from[patch.elements.clone()].chunks_exact(patch.width.max(1));
+    for (number, line) in lines.enumerate() {
+        let at = patch.to + number * patch.stride;
+        to[at..at + patch.width].copy_from_slice(line);
+    }
+}
+
+pub(crate) fn lay_out<O: Ops + ?Sized>(
+    ops: &O,
+    patches: &[Patch<'_, O::Tensor>],
+    rows: usize,
+    cols: usize,
+) -> Result<O::Tensor> {
+    let held = |x: &O::Tensor| {
+        let (rows, cols) = ops.shape(x);
+        rows * cols
+    };
+    check_patches(patches, held, rows * cols)?;
+    let mut to = vec![0.0; rows * cols];
+    // Patches of one tensor come one after the other.
+    let mut last: Option<(&O::Tensor, Vec<f64>)> = None;
+    for patch in patches {
+        let data = match last.take().filter(|(x, _)| std::ptr::eq(*x, patch.from)) {
+            Some((_, data)) => data,
+            None => ops.read_f64(patch.from)?,
+        };
+        lay(patch, &data, &mut to);
+        last = Some((patch.from, data));
+    }
+    ops.tensor_f64(rows, cols, &to)
+}
 
 fn inside(op: &'static str, range: &Range<usize>, len: usize) -> Result<()> {
     check::that(range.start <= range.end && range.end <= len, op, || {

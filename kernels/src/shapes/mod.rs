@@ -11,8 +11,8 @@ pub mod meter;
 pub use meter::{Meter, Widths, Work};
 
 use crate::ops::{
-    AdamW, ColumnMap, DeltaRule, HeadParts, Heads, KeySpan, Norms, Ops, PagedSequence, RopeTable,
-    Sequences, TokenStats,
+    AdamW, ColumnMap, DeltaRule, HeadParts, Heads, KeySpan, Norms, Ops, PagedSequence, Patch,
+    RopeTable, Sequences, TokenStats,
 };
 use crate::{Result, check};
 use meter::Held;
@@ -592,6 +592,15 @@ impl Ops for Shapes {
         let bytes = 2 * rows * cols * self.meter.widths().float;
         self.meter.note(Work::Move { bytes });
         Ok(self.float_of(rows, cols))
+    }
+    fn lay_out(
+        &self,
+        _: &[Patch<'_, ShapeTensor>],
+        rows: usize,
+        cols: usize,
+    ) -> Result<ShapeTensor> {
+        self.moved(2 * rows * cols);
+        Ok(self.tensor_of(rows, cols))
     }
     fn columns(&self, x: &ShapeTensor, cols: Range<usize>) -> Result<ShapeTensor> {
         self.moved(2 * x.rows * cols.len());

@@ -2,6 +2,7 @@
 // compiler of this machine. The machine code that the caller gets is the path of the library made.
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -74,8 +75,9 @@ API int nvrtcCompileProgram(void* of, int num_options, const char* const* option
   for (int i = 0; i < num_options; i++)
     if (!strncmp(options[i], "-D", 2)) defines += std::string(" '") + options[i] + "'";
   std::string stem = EMULATOR_FOLDER "/kernels/kernel-" + std::to_string(std::hash<std::string>()(text + defines));
-  // Another process may compile the same, or have it open.
-  std::string own = stem + "." + std::to_string(getpid());
+  // Another process or rank may compile the same, or have it open.
+  static std::atomic<int> number{0};
+  std::string own = stem + "." + std::to_string(getpid()) + "." + std::to_string(number++);
   std::ofstream(own + ".cpp") << text;
   int status = 0;
   program.log = run("c++ -std=c++17 -O2 -w -shared -fPIC" + defines + " -o " + own + ".so " + own + ".cpp", status);

@@ -18,6 +18,9 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 
+/// Elements of several ranks that meet at once on the first one's device: 128 MiB of bf16, twice.
+const AT_ONCE: usize = 64 << 20;
+
 /// A trainer, whatever its ranks.
 pub enum Ranks<O: Ops> {
     /// One.
@@ -174,21 +177,26 @@ impl<O: Ops> Ranks<O> {
         }
     }
 
-    /// The present values of `params`, all of the model's, as tensors in the keeping of `to`. On one rank they never leave the
-    /// device.
+    /// The present values of `params`, all of the model's, as tensors in the keeping of `to`. Ranks of one process meet on
+    /// the first one's device, and nothing takes the way over the host that need not.
     ///
     /// # Errors
     /// A rank failed, or the device is full.
-    pub fn copy_to(&self, to: &O, params: &[ParamSpec]) -> Result<Vec<O::Tensor>> {
-        if let Self::One(trainer) = self {
-            let network = trainer.network();
-            return Ok(to.adopt(&**network.ops(), &network.weights().0)?);
+    pub fn copy_to(&self, to: &Arc<O>, params: &[ParamSpec]) -> Result<Vec<O::Tensor>> {
+        match self {
+            Self::One(trainer) => {
+                let network = trainer.network();
+                Ok(to.adopt(&**network.ops(), &network.weights().0)?)
+            }
+            Self::Many(trainer) => trainer.copy_to(to, AT_ONCE),
+            Self::Far(trainer) => {
+                let tensors = params.iter().map(|param| {
+                    let values = trainer.read_param(param)?;
+                    Ok(to.tensor(param.rows, param.cols, &values)?)
+                });
+                tensors.collect()
+            }
         }
-        let tensors = params.iter().map(|param| {
-            let values = self.read_param(param)?;
-            Ok(to.tensor(param.rows, param.cols, &values)?)
-        });
-        tensors.collect()
     }
 
     /// Log-probs of every token but the first.

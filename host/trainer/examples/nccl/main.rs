@@ -9,6 +9,7 @@
 //! target/release/examples/nccl --speed 1.7B --length 4096 --micro 2 --micros 8 --layouts 'dp tp2 pp2,first16' --trace DIR
 //!                                              speed only, with 8 micro-batches of 2 sequences a GPU, and DIR/1.7B-dp2.json
 //! target/release/examples/nccl --bandwidth     collectives only
+//! target/release/examples/nccl --hand-over 0.6B --layouts 'tp2 pp2'     parameters of ranks to an engine on GPU 0
 //! target/release/examples/nccl --quick --one-gpu threads     both ranks on GPU 0, numbers meeting on the host
 //! NCCL_MULTI_RANK_GPU_ENABLE=1 target/release/examples/nccl --quick --one-gpu nccl      the same through NCCL 2.30 or later
 //! ```
@@ -35,6 +36,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 mod bandwidth;
+mod hand_over;
 mod parity;
 mod speed;
 
@@ -214,6 +216,12 @@ fn run() -> Result<bool, Failure> {
         bandwidth::measure()?;
         return Ok(true);
     }
+    let layouts = value("--layouts").map_or("dp tp2 pp2", String::as_str);
+    let layouts: Vec<&str> = layouts.split_whitespace().collect();
+    if let Some(model) = value("--hand-over") {
+        hand_over::measure(model, &layouts, place)?;
+        return Ok(true);
+    }
     let holds = value("--speed").is_some()
         || if has("--tiny") {
             parity::check("tiny", place)? & parity::check("tiny-moe", place)?
@@ -225,7 +233,6 @@ fn run() -> Result<bool, Failure> {
     }
     let number = |name: &str, or: usize| value(name).map_or(Ok(or), |n| n.parse());
     let model = value("--speed").map_or("0.6B", String::as_str);
-    let layouts = value("--layouts").map_or("dp tp2 pp2", String::as_str);
     let trace = value("--trace").map(Path::new);
     trace.map_or(Ok(()), std::fs::create_dir_all)?;
     speed::measure(&Work {
@@ -233,7 +240,7 @@ fn run() -> Result<bool, Failure> {
         length: number("--length", 4096)?,
         micro: number("--micro", if model == "0.6B" { 4 } else { 2 })?,
         micros: number("--micros", 1)?,
-        layouts: layouts.split_whitespace().collect(),
+        layouts,
         trace,
     })?;
     Ok(holds)

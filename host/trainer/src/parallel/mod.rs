@@ -23,6 +23,7 @@ pub mod share;
 pub mod slice;
 pub mod stage;
 pub mod trainer;
+pub mod whole;
 pub mod zero;
 
 pub use layout::ParallelConfig;

@@ -422,7 +422,7 @@ pub fn paste<T: Copy>(param: &ParamSpec, shard: &Shard, held: &[T], whole: &mut 
 }
 
 /// Where a part begins in its parameter, and how many columns it has.
-fn place_of(param: &ParamSpec, part: usize) -> (usize, usize) {
+pub(super) fn place_of(param: &ParamSpec, part: usize) -> (usize, usize) {
     let start = param.parts[..part].iter().map(|p| p.len()).sum();
     (start, *param.parts[part].shape.last().unwrap_or(&1))
 }

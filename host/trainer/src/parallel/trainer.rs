@@ -9,6 +9,7 @@ use super::mesh::Mesh;
 use super::rank::Rank;
 use super::shard::paste;
 use super::stage::cut_from;
+use super::whole::Holders;
 use crate::config::TrainConfig;
 use crate::metrics::TrainMetrics;
 use crate::trainer::{OwnSequence, SftSequence, TokenScores};
@@ -85,6 +86,7 @@ pub struct Training {
 pub struct ParallelTrainer<O: Ops> {
     training: Training,
     params: Arc<[ParamSpec]>,
+    holders: Arc<Holders>,
     world: Arc<World>,
     patience: Duration,
     jobs: Vec<Sender<Job<O>>>,
@@ -123,7 +125,8 @@ impl<O: Ops> ParallelTrainer<O> {
         if !problems.is_empty() {
             return Err(Error::Config(problems));
         }
-        let size = training.parallel.world();
+        let (size, all) = (training.parallel.world(), params(&training.spec));
+        let holders = Holders::of(&training.spec, &all, &training.parallel)?;
         let world = World::new(size, patience);
         let (mut jobs, mut threads) = (Vec::new(), Vec::new());
         for rank in 0..size {
@@ -142,7 +145,8 @@ impl<O: Ops> ParallelTrainer<O> {
             threads.push(thread);
         }
         let trainer = Self {
-            params: params(&training.spec).into(),
+            params: all.into(),
+            holders: Arc::new(holders),
             training,
             world,
             patience,
@@ -266,16 +270,33 @@ impl<O: Ops> ParallelTrainer<O> {
     /// # Errors
     /// A rank failed, or the parameter is of another model.
     pub fn read_param(&self, param: &ParamSpec) -> Result<Vec<f32>> {
-        let at = self.index_of(param)?;
-        let held = self.on_all(move |rank| {
-            rank.ops
-                .read(&rank.stage.weights.0[at])
-                .map_err(Error::from)
+        let (at, holders) = (self.index_of(param)?, self.holders.clone());
+        let held = self.on_all(move |rank| match holders.gives(rank.mesh.place.rank, at) {
+            true => Ok(rank.ops.read(&rank.stage.weights.0[at])?),
+            false => Ok(Vec::new()),
         })?;
-        self.assembled(at, held)
+        Ok(self.holders.paste(at, &self.params[at], &held))
     }
 
-    /// The same without rounding to f32.
+    /// The present values of all parameters, in order, as tensors in the keeping of `to`. They meet on rank 0's device,
+    /// about `at_once` elements at a time, and take no way over the host where ranks and `to` are GPUs and `to` is rank 0's.
+    ///
+    /// # Errors
+    /// A rank failed, or a device is full.
+    pub fn copy_to(&self, to: &Arc<O>, at_once: usize) -> Result<Vec<O::Tensor>> {
+        let (to, holders) = (to.clone(), self.holders.clone());
+        let mut all = self.on_all(move |rank| {
+            let mut copies = Vec::new();
+            rank.each_whole(&holders, at_once, |tensors| {
+                copies.extend(to.adopt(&*rank.ops, &tensors)?);
+                Ok(())
+            })?;
+            Ok(copies)
+        })?;
+        Ok(all.swap_remove(0))
+    }
+
+    /// The same without rounding to f32, and from every rank that has it.
     ///
     /// # Errors
     /// As [`Self::read_param`].

@@ -15,6 +15,7 @@ mod reshard;
 mod sft;
 mod toy;
 mod watched;
+mod whole;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;

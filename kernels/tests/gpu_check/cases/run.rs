@@ -3,8 +3,8 @@
 use super::{Body, Kind, Outputs, ids, numbers, scaled, tables, tensor};
 use crate::router;
 use slime_kernels::{
-    AdamW, ColumnMap, Draw, Drawn, KeySpan, Norms, Ops, PagedSequence, Result, RopeTable, Route,
-    Sequences, Update,
+    AdamW, ColumnMap, Draw, Drawn, KeySpan, Norms, Ops, PagedSequence, Patch, Result, RopeTable,
+    Route, Sequences, Update,
 };
 
 /// Draws whose answers rounding cannot change, with the answers: of every row one of its five likeliest tokens, asked for
@@ -76,6 +76,24 @@ impl Body {
                 out.put("join", Kind::Exact, o.read_f64(&joined)?);
                 let cut = o.cut(&x, len - cols..len, 1, cols)?;
                 out.put("cut", Kind::Exact, o.read_f64(&cut)?);
+                // Columns beside columns, then whole rows.
+                let left = cols / 3;
+                let twice = o.join(&[(&x, 0..len), (&x, 0..len)], 2 * len)?;
+                let patch = |elements, to, width| Patch {
+                    from: &twice,
+                    elements,
+                    to,
+                    width,
+                    stride: 2 * cols,
+                };
+                let lines = |width| 0..rows * width;
+                let patches = [
+                    patch(lines(left), 0, left),
+                    patch(lines(2 * cols - left), left, 2 * cols - left),
+                    patch(0..2 * cols, 2 * rows * cols, 2 * cols),
+                ];
+                let laid = o.lay_out(&patches, rows + 1, 2 * cols)?;
+                out.put("lay_out", Kind::Exact, o.read_f64(&laid)?);
                 let parts = [(&y, len / 4..len / 2), (&y, 0..len)];
                 let joined = o.join_float(&parts, 2 * len)?;
                 out.put("join_float", Kind::Exact, o.read_float_f64(&joined)?);
