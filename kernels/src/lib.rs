@@ -37,7 +37,7 @@ pub use cpu::{Cpu, CpuFloat, CpuIds, CpuTensor};
 pub use error::{Error, Result};
 pub use ops::{
     AdamW, ColumnMap, DeltaHeads, DeltaRule, Draw, Drawn, HeadParts, Heads, KeySpan, Later,
-    NO_TARGET, Norms, Ops, PagedSequence, Patch, RopeStyle, RopeTable, Route, Sequences,
+    NO_TARGET, Norms, Ops, PagedSequence, Patch, Replay, RopeStyle, RopeTable, Route, Sequences,
     TokenStats, Update,
 };
-pub use paged_attention::cpu::CpuKvCache;
+pub use paged_attention::cpu::{CpuKvCache, CpuTables};

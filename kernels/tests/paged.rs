@@ -37,6 +37,7 @@ fn serve(heads: Heads, lengths: &[usize], chunk: impl Fn(usize) -> usize) {
     let num_blocks: usize = lengths.iter().map(|n| n.div_ceil(block)).sum::<usize>() + 2;
     let mut cache = cpu.kv_cache(2, num_blocks, heads).unwrap();
     let layer = 1;
+    let everywhere: Vec<usize> = (0..num_blocks * block).collect();
     let nan = cpu
         .tensor(
             num_blocks * block,
@@ -44,14 +45,9 @@ fn serve(heads: Heads, lengths: &[usize], chunk: impl Fn(usize) -> usize) {
             &vec![f32::NAN; num_blocks * block * cols],
         )
         .unwrap();
-    cpu.kv_write(
-        &mut cache,
-        layer,
-        &nan,
-        heads,
-        &(0..num_blocks * block).collect::<Vec<_>>(),
-    )
-    .unwrap();
+    let all_slots = cpu.tables(&everywhere, &[], 0).unwrap();
+    cpu.kv_write(&mut cache, layer, &nan, heads, &all_slots)
+        .unwrap();
     // Blocks from the end, interleaved among sequences.
     let mut free: Vec<u32> = (0..num_blocks as u32).collect();
     let mut tables: Vec<Vec<u32>> = vec![Vec::new(); lengths.len()];
@@ -75,8 +71,6 @@ fn serve(heads: Heads, lengths: &[usize], chunk: impl Fn(usize) -> usize) {
             parts.push((i, start..new_rows.len(), done[i]));
         }
         let qkv = rows(&cpu, &x, cols, &new_rows);
-        cpu.kv_write(&mut cache, layer, &qkv, heads, &slots)
-            .unwrap();
         let paged: Vec<PagedSequence<'_>> = parts
             .iter()
             .map(|(i, rows, context)| PagedSequence {
@@ -85,9 +79,12 @@ fn serve(heads: Heads, lengths: &[usize], chunk: impl Fn(usize) -> usize) {
                 blocks: &tables[*i],
             })
             .collect();
+        let tables = cpu.tables(&slots, &paged, 0).unwrap();
+        cpu.kv_write(&mut cache, layer, &qkv, heads, &tables)
+            .unwrap();
         let out = bits(
             &cpu.read(
-                &cpu.attention_paged(&cache, layer, &qkv, heads, &paged, SCALE)
+                &cpu.attention_paged(&cache, layer, &qkv, heads, &tables, SCALE)
                     .unwrap(),
             )
             .unwrap(),
@@ -148,17 +145,12 @@ fn sequences_may_share_the_blocks_of_a_prefix() {
     let mut cache = cpu.kv_cache(1, 4, heads).unwrap();
     // Tokens 0..block in block 2; the two continuations' last token in blocks 0 and 3.
     let prefix: Vec<usize> = (0..block).collect();
-    cpu.kv_write(
-        &mut cache,
-        0,
-        &rows(&cpu, &x, cols, &prefix),
-        heads,
-        &(2 * block..3 * block).collect::<Vec<_>>(),
-    )
-    .unwrap();
-    let tails = rows(&cpu, &x, cols, &[block, block + 1]);
-    cpu.kv_write(&mut cache, 0, &tails, heads, &[0, 3 * block])
+    let in_block: Vec<usize> = (2 * block..3 * block).collect();
+    let tables = cpu.tables(&in_block, &[], 0).unwrap();
+    let of_prefix = rows(&cpu, &x, cols, &prefix);
+    cpu.kv_write(&mut cache, 0, &of_prefix, heads, &tables)
         .unwrap();
+    let tails = rows(&cpu, &x, cols, &[block, block + 1]);
     let context = block + 1;
     let paged = [
         PagedSequence {
@@ -172,9 +164,11 @@ fn sequences_may_share_the_blocks_of_a_prefix() {
             blocks: &[2, 3],
         },
     ];
+    let tables = cpu.tables(&[0, 3 * block], &paged, 0).unwrap();
+    cpu.kv_write(&mut cache, 0, &tails, heads, &tables).unwrap();
     let out = bits(
         &cpu.read(
-            &cpu.attention_paged(&cache, 0, &tails, heads, &paged, SCALE)
+            &cpu.attention_paged(&cache, 0, &tails, heads, &tables, SCALE)
                 .unwrap(),
         )
         .unwrap(),
@@ -215,15 +209,15 @@ fn a_table_too_short_or_a_foreign_block_is_refused() {
             context,
             blocks,
         }];
+        let tables = cpu.tables(&[], &s, 0).unwrap();
         assert!(
-            cpu.attention_paged(&cache, 0, &qkv, heads, &s, 1.0)
+            cpu.attention_paged(&cache, 0, &qkv, heads, &tables, 1.0)
                 .is_err()
         );
     }
     let mut cache = cache;
-    assert!(
-        cpu.kv_write(&mut cache, 0, &qkv, heads, &[2 * cpu.kv_block_tokens()])
-            .is_err()
-    );
-    assert!(cpu.kv_write(&mut cache, 1, &qkv, heads, &[0]).is_err());
+    let [beyond, first] =
+        [2 * cpu.kv_block_tokens(), 0].map(|slot| cpu.tables(&[slot], &[], 0).unwrap());
+    assert!(cpu.kv_write(&mut cache, 0, &qkv, heads, &beyond).is_err());
+    assert!(cpu.kv_write(&mut cache, 1, &qkv, heads, &first).is_err());
 }

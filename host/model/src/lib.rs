@@ -21,7 +21,7 @@ pub mod text;
 pub use cache::Cache;
 pub use error::{Error, Result};
 pub use hf::{Dtype, HfDir, ModelFiles, Weights};
-pub use network::{Activations, Network, PagedRows};
+pub use network::{Activations, Network, PagedRows, Step};
 pub use params::{ParamKind, ParamSpec, Part, params};
 pub use spec::{
     Attention, Ffn, GroupedAttention, LatentAttention, LayerSpec, ModelSpec, MoeSpec, Rope,

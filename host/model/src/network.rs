@@ -3,34 +3,22 @@
 //! Two ways through it: [`Network::forward_paged`] serves rows of many sequences through a paged cache,
 //! [`Network::forward_train`] and [`Network::backward`] train on packed sequences. Both run the same layers, and
 //! the device's rows do not depend on each other, so a token's hidden row is the same bits either way.
-//! It knows no loss, no sampler and no file. Read [`crate::layers::block`] next.
+//! It knows no loss, no sampler and no file. Read `network/paged.rs` for the first way, [`crate::layers::block`] next.
 
-use crate::cache::Cache;
+mod paged;
+
+pub use paged::{PagedRows, Step};
+
 use crate::layers::{
-    Gradients, Paged, ParamId, Pass, Peers, Recompute, Replay, Routes, Rows, SavedBlock, Stream,
-    Weights, Wiring, rope,
+    Gradients, ParamId, Pass, Peers, Recompute, Replay, Routes, Rows, SavedBlock, Stream, Weights,
+    Wiring, rope,
 };
 use crate::params::{ParamSpec, params};
 use crate::spec::ModelSpec;
 use crate::{Error, Result};
-use slime_kernels::{Ops, PagedSequence, RopeTable, Sequences};
+use slime_kernels::{Ops, RopeTable, Sequences};
 use std::cell::RefCell;
 use std::sync::Arc;
-
-/// Rows to serve: prefill chunks and single decode tokens of several sequences, mixed.
-#[derive(Clone, Debug)]
-pub struct PagedRows<'a> {
-    /// Token of each row.
-    pub ids: &'a [u32],
-    /// Its position in its sequence.
-    pub positions: &'a [u32],
-    /// Where its keys and values go: `block × block_tokens + offset`.
-    pub slots: &'a [usize],
-    /// Which rows belong to which sequence, and that sequence's cache blocks.
-    pub sequences: &'a [PagedSequence<'a>],
-    /// Rows whose hidden state is wanted.
-    pub wanted: &'a [u32],
-}
 
 /// What a training forward keeps until its backward.
 pub struct Activations<O: Ops> {
@@ -166,15 +154,7 @@ impl<O: Ops> Network<O> {
         }
     }
 
-    /// A cache of `num_blocks` blocks for [`Self::forward_paged`].
-    ///
-    /// # Errors
-    /// The device has no room.
-    pub fn cache(&self, num_blocks: usize) -> Result<Cache<O>> {
-        Ok(Cache::new(&*self.ops, &self.spec, num_blocks)?)
-    }
-
-    fn upload(&self, ids: &[u32], positions: &[u32]) -> Result<(O::Ids, O::Ids)> {
+    fn check_ids(&self, ids: &[u32], positions: &[u32]) -> Result<()> {
         let limit = self.spec.max_positions;
         if let Some(position) = positions.iter().find(|&&p| p as usize >= limit) {
             return Err(Error::Input(format!(
@@ -187,6 +167,11 @@ impl<O: Ops> Network<O> {
                 "token id {id} lies beyond the vocabulary of {vocab}"
             )));
         }
+        Ok(())
+    }
+
+    fn upload(&self, ids: &[u32], positions: &[u32]) -> Result<(O::Ids, O::Ids)> {
+        self.check_ids(ids, positions)?;
         Ok((self.ops.ids(ids)?, self.ops.ids(positions)?))
     }
 
@@ -211,68 +196,6 @@ impl<O: Ops> Network<O> {
             .ops
             .embed(self.weights.get(self.wiring.embedding), ids)?;
         Ok(Stream { base, delta: None })
-    }
-
-    /// Run rows through the model and the cache → the wanted rows after the final norm, `[wanted, hidden]`.
-    ///
-    /// # Errors
-    /// An id, position or slot out of range, or the device failed. The cache may then hold part of the rows.
-    pub fn forward_paged(&self, rows: &PagedRows<'_>, cache: &mut Cache<O>) -> Result<O::Tensor> {
-        self.forward_paged_with(rows, cache, Replay::Off)
-    }
-
-    /// The same, and the experts of every row in every layer, `[rows × top_k]`; so the last layer computes all rows too.
-    ///
-    /// # Errors
-    /// As [`Self::forward_paged`].
-    pub fn forward_paged_recording(
-        &self,
-        rows: &PagedRows<'_>,
-        cache: &mut Cache<O>,
-    ) -> Result<(O::Tensor, Routes)> {
-        let routes = RefCell::new(Routes {
-            layers: vec![Vec::new(); self.spec.layers.len()],
-        });
-        let every: Vec<u32> = (0..rows.ids.len() as u32).collect();
-        let all = PagedRows {
-            wanted: &every,
-            ..rows.clone()
-        };
-        let hidden = self.forward_paged_with(&all, cache, Replay::Record(&routes))?;
-        let wanted = self.ops.ids(rows.wanted)?;
-        Ok((self.ops.gather_rows(&hidden, &wanted)?, routes.into_inner()))
-    }
-
-    fn forward_paged_with(
-        &self,
-        rows: &PagedRows<'_>,
-        cache: &mut Cache<O>,
-        routes: Replay<'_>,
-    ) -> Result<O::Tensor> {
-        let (ids, positions) = self.upload(rows.ids, rows.positions)?;
-        let wanted = Rows::select(&*self.ops, rows.wanted, rows.ids.len())?;
-        let pass = Pass {
-            routes,
-            ..self.pass(&positions)
-        };
-        let mut stream = self.embed(&ids)?;
-        let last = self.wiring.blocks.len() - 1;
-        for (layer, block) in self.wiring.blocks.iter().enumerate() {
-            let (slots, sequences) = (rows.slots, rows.sequences);
-            let paged = Paged {
-                cache: &mut *cache,
-                layer,
-                slots,
-                sequences,
-            };
-            let wanted = wanted.as_ref().filter(|_| layer == last);
-            stream = block.infer_paged(stream, paged, wanted, pass)?;
-        }
-        Ok(self
-            .wiring
-            .norm
-            .forward(stream, pass.ops, pass.weights)?
-            .out)
     }
 
     /// Logits of hidden rows, in the accumulator's precision: `[rows, vocab]`.

@@ -4,7 +4,7 @@
 use super::element::private::Number;
 use super::{Cpu, CpuFloat, CpuIds, CpuTensor};
 use crate::gated_delta::cpu::Rule;
-use crate::paged_attention::cpu::CpuKvCache;
+use crate::paged_attention::cpu::{CpuKvCache, CpuTables};
 use crate::qk_norm_rope::cpu::{HeadNorms, Rope};
 use crate::{
     AdamW, ColumnMap, DeltaRule, HeadParts, Heads, Norms, Ops, PagedSequence, Patch, Result,
@@ -55,6 +55,7 @@ macro_rules! ops {
             type Float = CpuFloat<$t>;
             type Ids = CpuIds;
             type KvCache = CpuKvCache<$t>;
+            type Tables = CpuTables;
 
             fn tensor(&self, rows: usize, cols: usize, data: &[f32]) -> Result<Self::Tensor> {
                 let mut to = self.take(data.len());
@@ -345,15 +346,23 @@ macro_rules! ops {
             ) -> Result<Self::KvCache> {
                 paged_attention::cpu::cache(self, num_layers, num_blocks, heads)
             }
+            fn tables(
+                &self,
+                slots: &[usize],
+                sequences: &[PagedSequence<'_>],
+                _longest: usize,
+            ) -> Result<CpuTables> {
+                Ok(CpuTables::new(slots, sequences))
+            }
             fn kv_write(
                 &self,
                 cache: &mut Self::KvCache,
                 layer: usize,
                 qkv: &Self::Tensor,
                 heads: Heads,
-                slots: &[usize],
+                tables: &CpuTables,
             ) -> Result<()> {
-                paged_attention::cpu::write(cache, layer, qkv, heads, slots)
+                paged_attention::cpu::write(cache, layer, qkv, heads, tables)
             }
             fn attention_paged(
                 &self,
@@ -361,10 +370,10 @@ macro_rules! ops {
                 layer: usize,
                 qkv: &Self::Tensor,
                 heads: Heads,
-                sequences: &[PagedSequence<'_>],
+                tables: &CpuTables,
                 scale: f64,
             ) -> Result<Self::Tensor> {
-                paged_attention::cpu::forward(self, cache, layer, qkv, heads, sequences, scale)
+                paged_attention::cpu::forward(self, cache, layer, qkv, heads, tables, scale)
             }
 
             fn swiglu(&self, gate_up: &Self::Tensor) -> Result<Self::Tensor> {

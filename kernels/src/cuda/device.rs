@@ -13,7 +13,7 @@ use cudarc::driver::{
 use half::bf16;
 use rayon::prelude::*;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// A kernel's argument.
 #[derive(Clone, Copy)]
@@ -71,6 +71,8 @@ pub(super) struct Device {
     profile: Profile,
     /// Page-locked memory, kept for the next time.
     pinned: Mutex<Vec<PinnedHostSlice<f32>>>,
+    /// Held by whoever uses the stream, and alone by who records it.
+    order: RwLock<()>,
 }
 
 /// Numbers on their way to the host.
@@ -113,6 +115,7 @@ impl Device {
             functions: Mutex::default(),
             profile: Profile::default(),
             pinned: Mutex::default(),
+            order: RwLock::default(),
         })
     }
 
@@ -121,8 +124,30 @@ impl Device {
         self.arch == "sm_90a"
     }
 
-    pub(super) fn bind(&self) -> Result<()> {
-        self.context.bind_to_thread().map_err(driver)
+    /// Use the device from this thread. While the answer is held no other thread begins a recording, which would take what is
+    /// asked for as its own; who holds one does not ask again.
+    pub(super) fn bind(&self) -> Result<Option<RwLockReadGuard<'_, ()>>> {
+        self.context.bind_to_thread().map_err(driver)?;
+        if self.pool.is_recorded_here() {
+            return Ok(None);
+        }
+        Ok(Some(self.order.read().unwrap_or_else(|e| e.into_inner())))
+    }
+
+    /// Everybody else waits until this is dropped.
+    pub(super) fn alone(&self) -> RwLockWriteGuard<'_, ()> {
+        self.order.write().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// An error in a recording, of which the host is no part.
+    pub(super) fn needs_host(&self, what: &str) -> Result<()> {
+        if !self.pool.is_recorded_here() {
+            return Ok(());
+        }
+        Err(Error::Device {
+            library: "CUDA graph",
+            detail: format!("{what} needs the host, which takes no part in recorded work"),
+        })
     }
 
     /// Launch `name` of a kernel file. Grids of zero blocks are not launched.
@@ -138,7 +163,7 @@ impl Device {
         if grid.0 == 0 || grid.1 == 0 || grid.2 == 0 {
             return Ok(());
         }
-        self.bind()?;
+        let _order = self.bind()?;
         let function = self.function(source, name, shared_bytes)?;
         let mut builder = self.stream.launch_builder(&function);
         for arg in args {
@@ -204,15 +229,17 @@ impl Device {
     }
 
     pub(super) fn write<T>(&self, block: &Block, data: &[T]) -> Result<()> {
-        self.bind()?;
+        self.needs_host("an upload")?;
+        let _order = self.bind()?;
         // SAFETY: the block is at least as large as `data`. The copy from pageable memory has read `data` when it returns.
         unsafe { result::memcpy_htod_async(block.ptr, data, self.stream.cu_stream()) }
             .map_err(driver)
     }
 
     pub(super) fn download<T: Default + Clone>(&self, block: &Block, len: usize) -> Result<Vec<T>> {
+        self.needs_host("a download")?;
         let mut data = vec![T::default(); len];
-        self.bind()?;
+        let _order = self.bind()?;
         // SAFETY: the block holds at least `len` values of T, a plain number type; the stream is waited for below.
         unsafe { result::memcpy_dtoh_async(&mut data, block.ptr, self.stream.cu_stream()) }
             .map_err(driver)?;
@@ -254,7 +281,8 @@ impl Device {
 
     /// Queue a copy to the host, which is there when [`Self::arrived`] returns; what is queued later does not delay it.
     pub(super) fn fetch(&self, from: u64, len: usize) -> Result<Pinned> {
-        self.bind()?;
+        self.needs_host("a download")?;
+        let _order = self.bind()?;
         let kept = self.pinned().pop();
         let mut memory = match kept.filter(|memory| memory.len() >= len) {
             Some(memory) => memory,
@@ -284,19 +312,19 @@ impl Device {
         Ok(values)
     }
 
-    fn pinned(&self) -> std::sync::MutexGuard<'_, Vec<PinnedHostSlice<f32>>> {
+    fn pinned(&self) -> MutexGuard<'_, Vec<PinnedHostSlice<f32>>> {
         self.pinned.lock().unwrap_or_else(|e| e.into_inner())
     }
 
     pub(super) fn zero(&self, block: &Block, bytes: usize) -> Result<()> {
-        self.bind()?;
+        let _order = self.bind()?;
         // SAFETY: the block is at least `bytes` long.
         unsafe { result::memset_d8_async(block.ptr, 0, bytes, self.stream.cu_stream()) }
             .map_err(driver)
     }
 
     pub(super) fn copy(&self, from: &Block, to: &Block, bytes: usize) -> Result<()> {
-        self.bind()?;
+        let _order = self.bind()?;
         // SAFETY: both blocks are at least `bytes` long.
         unsafe { result::memcpy_dtod_async(to.ptr, from.ptr, bytes, self.stream.cu_stream()) }
             .map_err(driver)
@@ -304,6 +332,7 @@ impl Device {
 
     /// Mean time of one of `runs` calls.
     pub(super) fn time_ms(&self, runs: u32, mut call: impl FnMut() -> Result<()>) -> Result<f32> {
+        self.needs_host("timing")?;
         let mark = || {
             self.stream
                 .record_event(Some(CUevent_flags::CU_EVENT_DEFAULT))

@@ -134,7 +134,7 @@ impl Gemm {
         if shape.m == 0 || shape.n == 0 || shape.k == 0 {
             return Ok(());
         }
-        device.bind()?;
+        let _order = device.bind()?;
         let mut inner = self.inner.lock().unwrap_or_else(|e| e.into_inner());
         let key = (shape, heads);
         if !inner.plans.contains_key(&key) {

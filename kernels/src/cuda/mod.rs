@@ -25,6 +25,7 @@ mod paged;
 mod pieces;
 mod pool;
 mod profile;
+mod record;
 mod rotation;
 mod routing;
 mod sources;
@@ -33,6 +34,7 @@ mod tables;
 pub use float::Float;
 pub use profile::{Lap, Span};
 pub use sources::all as sources;
+pub use tables::Tables;
 
 use crate::{Error, Result};
 use device::Device;
@@ -68,7 +70,6 @@ pub struct Cuda {
     tiles: attention::Cache,
     rectangles: keys::Cache,
     groups: experts::Cache,
-    tables: tables::Tables,
 }
 
 /// GPUs that this process sees.
@@ -113,7 +114,6 @@ impl Cuda {
             tiles: attention::Cache::default(),
             rectangles: keys::Cache::default(),
             groups: experts::Cache::default(),
-            tables: tables::Tables::default(),
         })
     }
 
@@ -135,6 +135,8 @@ impl Cuda {
     /// # Errors
     /// An earlier kernel failed.
     pub fn synchronize(&self) -> Result<()> {
+        self.device.needs_host("waiting")?;
+        let _order = self.device.bind()?;
         self.device.stream.synchronize().map_err(driver)
     }
 

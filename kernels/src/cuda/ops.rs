@@ -4,11 +4,13 @@ use super::device::Arg::{Int, Long, Ptr};
 use super::float::Of;
 use super::gemm::Shape;
 use super::sources::{self, BLOCK_TOKENS};
+use super::tables::Tables;
 use super::{Cuda, Float, Ids, KvCache, Tensor, attention};
 use crate::ops::through_host;
 use crate::{
     AdamW, ColumnMap, DeltaRule, Draw, Drawn, Error, HeadParts, Heads, KeySpan, Later, Norms, Ops,
-    PagedSequence, Patch, Result, RopeTable, Route, Sequences, TokenStats, Update, attend_keys,
+    PagedSequence, Patch, Replay, Result, RopeTable, Route, Sequences, TokenStats, Update,
+    attend_keys,
 };
 use half::bf16;
 use std::ops::Range;
@@ -125,6 +127,7 @@ impl Ops for Cuda {
     type Float = Float;
     type Ids = Ids;
     type KvCache = KvCache;
+    type Tables = Tables;
 
     fn tensor(&self, rows: usize, cols: usize, data: &[f32]) -> Result<Tensor> {
         expect("tensor", data.len() == rows * cols, || {
@@ -273,6 +276,19 @@ impl Ops for Cuda {
             block: self.device.upload(ids, "ids")?,
             host: ids.to_vec(),
         })
+    }
+
+    fn assign_ids(&self, to: &mut Ids, ids: &[u32]) -> Result<()> {
+        let (has, gets) = (to.host.len(), ids.len());
+        expect("assign_ids", has == gets, || {
+            format!("{gets} ids in the place of {has}")
+        })?;
+        ids.clone_into(&mut to.host);
+        self.device.write(&to.block, ids)
+    }
+
+    fn record(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<Option<Replay>> {
+        self.recorded(work).map(Some)
     }
 
     fn gather_rows(&self, x: &Tensor, rows: &Ids) -> Result<Tensor> {
@@ -723,15 +739,33 @@ impl Ops for Cuda {
         self.new_cache(num_layers, num_blocks, heads)
     }
 
+    fn tables(
+        &self,
+        slots: &[usize],
+        sequences: &[PagedSequence<'_>],
+        longest: usize,
+    ) -> Result<Tables> {
+        self.new_tables(slots, sequences, longest)
+    }
+
+    fn assign_tables(
+        &self,
+        to: &mut Tables,
+        slots: &[usize],
+        sequences: &[PagedSequence<'_>],
+    ) -> Result<()> {
+        self.put_tables(to, slots, sequences)
+    }
+
     fn kv_write(
         &self,
         cache: &mut KvCache,
         layer: usize,
         qkv: &Tensor,
         heads: Heads,
-        slots: &[usize],
+        tables: &Tables,
     ) -> Result<()> {
-        self.write_keys(cache, layer, qkv, heads, slots)
+        self.write_keys(cache, layer, qkv, heads, tables)
     }
 
     fn attention_paged(
@@ -740,10 +774,10 @@ impl Ops for Cuda {
         layer: usize,
         qkv: &Tensor,
         heads: Heads,
-        sequences: &[PagedSequence<'_>],
+        tables: &Tables,
         scale: f64,
     ) -> Result<Tensor> {
-        self.paged_attention(cache, layer, qkv, heads, sequences, scale)
+        self.paged_attention(cache, layer, qkv, heads, tables, scale)
     }
 
     fn swiglu(&self, gate_up: &Tensor) -> Result<Tensor> {

@@ -1,13 +1,11 @@
 //! Attention of rows to keys and values that lie in a cache, block by block: what serves.
 
 use super::device::Arg::{Float as F, Int, Ptr};
-use super::ops::{expect, whole_vectors};
-use super::sources::{self, BLOCK_TOKENS, SPLIT};
+use super::ops::whole_vectors;
+use super::sources::{self, BLOCK_TOKENS};
+use super::tables::{Attending, Tables};
 use super::{Cuda, KvCache, Tensor};
-use crate::{Heads, PagedSequence, Result};
-
-/// Prompts of so many tokens are worth a tile of the tensor-core kernels.
-const WHOLE_PROMPT: usize = 32;
+use crate::{Heads, Result};
 
 impl Cuda {
     pub(super) fn new_cache(
@@ -35,17 +33,13 @@ impl Cuda {
         layer: usize,
         qkv: &Tensor,
         heads: Heads,
-        slots: &[usize],
+        tables: &Tables,
     ) -> Result<()> {
-        expect("kv_write", slots.len() == qkv.rows, || {
-            format!("{} slots for {} rows", slots.len(), qkv.rows)
-        })?;
-        let slots: Vec<u32> = slots.iter().map(|&s| s as u32).collect();
-        let slots = self.tables.slots.upload(&self.device, slots)?;
+        let slots = tables.slots(qkv.rows)?;
         let offset = (layer * cache.layer_elements * 2) as u64;
         let args = [
             Ptr(qkv.block.ptr),
-            Ptr(slots.ptr),
+            Ptr(slots),
             Ptr(cache.keys.ptr + offset),
             Ptr(cache.values.ptr + offset),
             Int(heads.query as i32),
@@ -64,41 +58,27 @@ impl Cuda {
         layer: usize,
         qkv: &Tensor,
         heads: Heads,
-        sequences: &[PagedSequence<'_>],
+        tables: &Tables,
         scale: f64,
     ) -> Result<Tensor> {
         whole_vectors("attention_paged", heads.dim)?;
         let out = self.new_tensor(qkv.rows, heads.out_cols(), "attention")?;
         // A prompt read whole sees its own rows only: the kernels of training do that, with tensor cores.
-        let (whole, rest): (Vec<_>, Vec<_>) = sequences.iter().partition(|s| {
-            s.rows.len() == s.context
-                && s.context >= WHOLE_PROMPT
-                && sources::has_tensor_core_attention(heads)
-        });
-        if !whole.is_empty() {
-            let ranges = whole.iter().map(|s| s.rows.clone()).collect();
-            self.attention_of(qkv, heads, ranges, &out, scale)?;
+        let apart = sources::has_tensor_core_attention(heads);
+        if apart && !tables.whole.is_empty() {
+            self.attention_of(qkv, heads, tables.whole.clone(), &out, scale)?;
         }
-        let (mut which, mut table, mut seen, mut blocks) =
-            (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        for sequence in rest {
-            let start = blocks.len() as u32;
-            blocks.extend_from_slice(sequence.blocks);
-            for row in sequence.rows.clone() {
-                which.push(row as u32);
-                table.push(start);
-                seen.push((sequence.context - (sequence.rows.end - 1 - row)) as u32);
-            }
-        }
-        let rows = which.len();
+        let Attending {
+            rows,
+            splits,
+            which,
+            table,
+            seen,
+            blocks,
+        } = tables.attending(!apart);
         if rows == 0 {
             return Ok(out);
         }
-        let splits = seen
-            .iter()
-            .map(|&s| (s as usize).div_ceil(SPLIT))
-            .max()
-            .unwrap_or(1);
         let parts = if splits == 1 {
             0
         } else {
@@ -106,20 +86,16 @@ impl Cuda {
         };
         let parts = self.new_float(parts, heads.dim + 2, "attention's parts")?;
         let parts = parts.at(&self.device)?;
-        let which = self.tables.which.upload(&self.device, which)?;
-        let table = self.tables.table.upload(&self.device, table)?;
-        let seen = self.tables.seen.upload(&self.device, seen)?;
-        let blocks = self.tables.blocks.upload(&self.device, blocks)?;
         let offset = (layer * cache.layer_elements * 2) as u64;
         let source = sources::paged_attention(heads);
         let args = [
             Ptr(qkv.block.ptr),
-            Ptr(which.ptr),
+            Ptr(which),
             Ptr(cache.keys.ptr + offset),
             Ptr(cache.values.ptr + offset),
-            Ptr(blocks.ptr),
-            Ptr(table.ptr),
-            Ptr(seen.ptr),
+            Ptr(blocks),
+            Ptr(table),
+            Ptr(seen),
             Ptr(out.block.ptr),
             Ptr(parts),
             Int(heads.query as i32),
@@ -133,8 +109,8 @@ impl Cuda {
         if splits > 1 {
             let args = [
                 Ptr(parts),
-                Ptr(which.ptr),
-                Ptr(seen.ptr),
+                Ptr(which),
+                Ptr(seen),
                 Ptr(out.block.ptr),
                 Int(splits as i32),
                 Int(heads.query as i32),

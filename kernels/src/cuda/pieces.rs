@@ -12,7 +12,7 @@ impl Cuda {
         if bytes == 0 {
             return Ok(());
         }
-        self.device.bind()?;
+        let _order = self.device.bind()?;
         // SAFETY: the callers check both ranges against their blocks.
         unsafe { result::memcpy_dtod_async(to, from, bytes, self.device.stream.cu_stream()) }
             .map_err(driver)
@@ -36,7 +36,7 @@ impl Cuda {
             self.copy_piece(from, to.ptr + (at * size) as u64, range.len() * size)?;
             at += range.len();
         }
-        self.device.bind()?;
+        let _order = self.device.bind()?;
         let (rest, bytes) = (to.ptr + (at * size) as u64, (len - at) * size);
         if bytes == 0 {
             return Ok(());
@@ -160,7 +160,7 @@ impl Cuda {
 
     /// Lines of `width` elements from one place to another, in stream order.
     fn copy_lines(&self, from: Lines, to: Lines, width: usize, lines: usize) -> Result<()> {
-        self.device.bind()?;
+        let _order = self.device.bind()?;
         let copy = sys::CUDA_MEMCPY2D {
             srcXInBytes: 0,
             srcY: 0,

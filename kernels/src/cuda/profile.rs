@@ -46,6 +46,11 @@ impl Profile {
         };
     }
 
+    pub(super) fn is_on(&self) -> bool {
+        let spans = self.0.lock().unwrap_or_else(|e| e.into_inner());
+        spans.is_some()
+    }
+
     pub(super) fn begin(&self, stream: &Arc<CudaStream>) -> Result<Option<CudaEvent>> {
         let spans = self.0.lock().unwrap_or_else(|e| e.into_inner());
         spans.as_ref().map(|_| mark(stream)).transpose()

@@ -13,8 +13,8 @@ mod operands;
 
 pub use operands::{
     AdamW, ColumnMap, DeltaHeads, DeltaRule, Draw, Drawn, HeadParts, Heads, KeySpan, Later,
-    NO_TARGET, Norms, PagedSequence, Patch, RopeStyle, RopeTable, Route, Sequences, TokenStats,
-    Update,
+    NO_TARGET, Norms, PagedSequence, Patch, Replay, RopeStyle, RopeTable, Route, Sequences,
+    TokenStats, Update,
 };
 
 use crate::{Result, attend_keys, pieces};
@@ -43,6 +43,8 @@ pub trait Ops: Send + Sync + 'static {
     type Ids: Send + Sync + 'static;
     /// Keys and values of every layer, in blocks of [`Self::kv_block_tokens`] tokens.
     type KvCache: Send + 'static;
+    /// Where rows of a serving step lie in a cache, and what they see of it.
+    type Tables: Send + Sync + 'static;
 
     /// Numbers come out of it. A device of shapes only notes what is done.
     fn computes(&self) -> bool {
@@ -97,6 +99,22 @@ pub trait Ops: Send + Sync + 'static {
     fn zero(&self, x: &mut Self::Float) -> Result<()>;
     /// Upload ids or positions.
     fn ids(&self, ids: &[u32]) -> Result<Self::Ids>;
+    /// As many others in their place.
+    fn assign_ids(&self, to: &mut Self::Ids, ids: &[u32]) -> Result<()> {
+        *to = self.ids(ids)?;
+        Ok(())
+    }
+
+    // ---- work done again ----
+
+    /// Note what `work` asks of this device instead of doing it; each call of the answer then does all of it, with the numbers
+    /// that lie where `work` found its operands: [`Self::assign_ids`] and [`Self::assign_tables`] put others there. `work`
+    /// has been done before, and its operands outlive the answer. `None`: a device that gains nothing by it. Work that the host
+    /// takes part in is an error, after which the device is as it was.
+    fn record(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<Option<Replay>> {
+        let _ = work;
+        Ok(None)
+    }
 
     // ---- rows ----
 
@@ -366,14 +384,32 @@ pub trait Ops: Send + Sync + 'static {
     /// A cache of `num_blocks` blocks for `num_layers` layers.
     fn kv_cache(&self, num_layers: usize, num_blocks: usize, heads: Heads)
     -> Result<Self::KvCache>;
-    /// Write the keys and values of rotated rows into `slots[row] = block × block_tokens + offset`.
+    /// Row `r` of a step writes at `slots[r] = block × block_tokens + offset`, and sees what its sequence in `sequences` says.
+    /// Sequences whose contexts reach up to `longest` may come in their place.
+    fn tables(
+        &self,
+        slots: &[usize],
+        sequences: &[PagedSequence<'_>],
+        longest: usize,
+    ) -> Result<Self::Tables>;
+    /// As many others in their place, each of one row.
+    fn assign_tables(
+        &self,
+        to: &mut Self::Tables,
+        slots: &[usize],
+        sequences: &[PagedSequence<'_>],
+    ) -> Result<()> {
+        *to = self.tables(slots, sequences, 0)?;
+        Ok(())
+    }
+    /// Write the keys and values of rotated rows into their slots.
     fn kv_write(
         &self,
         cache: &mut Self::KvCache,
         layer: usize,
         qkv: &Self::Tensor,
         heads: Heads,
-        slots: &[usize],
+        tables: &Self::Tables,
     ) -> Result<()>;
     /// Attention of rows whose keys and values are in the cache already: `[rows, out_cols]`. Gives the bits that
     /// [`Self::attention`] gives for the same token.
@@ -383,7 +419,7 @@ pub trait Ops: Send + Sync + 'static {
         layer: usize,
         qkv: &Self::Tensor,
         heads: Heads,
-        sequences: &[PagedSequence<'_>],
+        tables: &Self::Tables,
         scale: f64,
     ) -> Result<Self::Tensor>;
 

@@ -340,3 +340,6 @@ pub struct Update<'a, O: Ops + ?Sized> {
 
 /// What a device has been asked for and does not have yet: calling it waits.
 pub type Later<'a, T> = Box<dyn FnOnce() -> Result<T> + 'a>;
+
+/// Work that was recorded, done once more by each call.
+pub type Replay = Box<dyn Fn() -> Result<()> + Send>;

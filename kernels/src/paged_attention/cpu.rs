@@ -19,6 +19,33 @@ pub struct CpuKvCache<T: Element> {
     num_blocks: usize,
 }
 
+/// Slots and sequences of a step.
+pub struct CpuTables {
+    slots: Vec<usize>,
+    sequences: Vec<Sequence>,
+}
+
+/// A [`PagedSequence`] that owns its blocks.
+struct Sequence {
+    rows: Range<usize>,
+    context: usize,
+    blocks: Vec<u32>,
+}
+
+impl CpuTables {
+    pub(crate) fn new(slots: &[usize], sequences: &[PagedSequence<'_>]) -> Self {
+        let own = |s: &PagedSequence<'_>| Sequence {
+            rows: s.rows.clone(),
+            context: s.context,
+            blocks: s.blocks.to_vec(),
+        };
+        Self {
+            slots: slots.to_vec(),
+            sequences: sequences.iter().map(own).collect(),
+        }
+    }
+}
+
 impl<T: Element> CpuKvCache<T> {
     /// Where the keys of a block begin; its values follow.
     fn offset(&self, layer: usize, block: usize, kv: usize) -> usize {
@@ -63,8 +90,9 @@ pub(crate) fn write<T: Element>(
     layer: usize,
     qkv: &CpuTensor<T>,
     heads: Heads,
-    slots: &[usize],
+    tables: &CpuTables,
 ) -> Result<()> {
+    let slots = &tables.slots;
     cache.check("kv_write", layer, qkv, heads)?;
     check::ids("kv_write", "slots", slots.len(), qkv.rows)?;
     let dim = heads.dim;
@@ -97,9 +125,10 @@ pub(crate) fn forward<T: Element>(
     layer: usize,
     qkv: &CpuTensor<T>,
     heads: Heads,
-    sequences: &[PagedSequence<'_>],
+    tables: &CpuTables,
     scale: f64,
 ) -> Result<CpuTensor<T>> {
+    let sequences = &tables.sequences;
     cache.check("attention_paged", layer, qkv, heads)?;
     for s in sequences {
         check_sequence(s, qkv.rows, cache.num_blocks)?;
@@ -109,7 +138,7 @@ pub(crate) fn forward<T: Element>(
     let (dim, group, out_cols) = (heads.dim, heads.query / heads.kv, heads.out_cols());
     let scale = T::from_f64(scale);
     let task_tokens = (TASK_ROWS / group).max(1);
-    let mut tasks: Vec<(&PagedSequence<'_>, usize, Range<usize>)> = Vec::new();
+    let mut tasks: Vec<(&Sequence, usize, Range<usize>)> = Vec::new();
     for s in sequences {
         for kv in 0..heads.kv {
             tasks.extend(
@@ -169,7 +198,7 @@ pub(crate) fn forward<T: Element>(
     Ok(CpuTensor::new(qkv.rows, out_cols, o))
 }
 
-fn check_sequence(s: &PagedSequence<'_>, rows: usize, num_blocks: usize) -> Result<()> {
+fn check_sequence(s: &Sequence, rows: usize, num_blocks: usize) -> Result<()> {
     let op = "attention_paged";
     check::that(
         s.rows.start <= s.rows.end && s.rows.end <= rows && s.rows.len() <= s.context,

@@ -128,6 +128,7 @@ impl Ops for Shapes {
     type Float = ShapeFloat;
     type Ids = ShapeIds;
     type KvCache = ();
+    type Tables = ();
 
     fn tensor(&self, rows: usize, cols: usize, data: &[f32]) -> Result<ShapeTensor> {
         let fits = data.is_empty() || data.len() == rows * cols;
@@ -386,7 +387,10 @@ impl Ops for Shapes {
     fn kv_cache(&self, _: usize, _: usize, _: Heads) -> Result<()> {
         Ok(())
     }
-    fn kv_write(&self, _: &mut (), _: usize, _: &ShapeTensor, _: Heads, _: &[usize]) -> Result<()> {
+    fn tables(&self, _: &[usize], _: &[PagedSequence<'_>], _: usize) -> Result<()> {
+        Ok(())
+    }
+    fn kv_write(&self, _: &mut (), _: usize, _: &ShapeTensor, _: Heads, (): &()) -> Result<()> {
         Ok(())
     }
     fn attention_paged(
@@ -395,7 +399,7 @@ impl Ops for Shapes {
         _: usize,
         qkv: &ShapeTensor,
         heads: Heads,
-        _: &[PagedSequence<'_>],
+        (): &(),
         _: f64,
     ) -> Result<ShapeTensor> {
         Ok(self.tensor_of(qkv.rows, heads.out_cols()))

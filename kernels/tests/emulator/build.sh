@@ -12,7 +12,7 @@ mkdir -p "$1/lib64" "$1/kernels"
 folder=$(cd "$1" && pwd)
 [ "$(uname -m)" = x86_64 ] || { echo "the emulator switches threads in x86-64's own words" >&2; exit 1; }
 command -v c++ > /dev/null || { echo "the emulator needs a C++ compiler, c++" >&2; exit 1; }
-stamp=$( (echo "$folder"; cat "$source"/device.h "$source"/*.cpp) | cksum | cut -d' ' -f1)
+stamp=$( (echo "$folder"; cat "$source"/*.h "$source"/*.cpp) | cksum | cut -d' ' -f1)
 library="$folder/lib64/libcuda.so.1"
 if [ "$(cat "$folder/stamp" 2> /dev/null)" != "$stamp" ]; then
   c++ -std=c++17 -O2 -shared -fPIC -Wl,-soname,libcuda.so.1 -o "$library.$$" "$source"/*.cpp -ldl \

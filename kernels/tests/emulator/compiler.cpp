@@ -41,6 +41,7 @@ std::string as_cpp(std::string text) {
   for (std::sregex_iterator it(text.begin(), text.end(), kernel), end; it != end; ++it) {
     std::string name = (*it)[1];
     calls += "extern \"C\" void call_" + name + "(void** arguments) { emulator::call(&" + name + ", arguments); }\n";
+    calls += "extern \"C\" const size_t* const sizes_" + name + " = emulator::sizes(&" + name + ");\n";
   }
   return "#include \"" EMULATOR_FOLDER "/device.h\"\n" + text + "\n" + calls;
 }

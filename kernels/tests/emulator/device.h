@@ -120,6 +120,12 @@ template <class... A>
 void call(void (*kernel)(A...), void** arguments) {
   call(kernel, arguments, std::index_sequence_for<A...>{});
 }
+// Bytes of each of a kernel's arguments, then 0.
+template <class... A>
+const size_t* sizes(void (*)(A...)) {
+  static const size_t all[] = {sizeof(A)..., 0};
+  return all;
+}
 
 }  // namespace emulator
 

@@ -1,6 +1,7 @@
 // The part of CUDA's driver that the program uses, for a GPU that is not there: memory is the host's, a stream is the order of
 // calls, and a launch runs its blocks one after another, each thread a fiber of its own.
 #include "device.h"
+#include "graphs.h"
 #undef threadIdx
 #undef blockIdx
 #undef blockDim
@@ -206,6 +207,7 @@ static std::mutex one_launch;
 
 struct Function {
   void (*call)(void**);
+  const size_t* sizes;  // of its arguments, then 0
 };
 struct Event {
   double ms;
@@ -232,11 +234,14 @@ API Result cuCtxSetCurrent(void* to) { context = to; return OK; }
 API Result cuCtxGetCurrent(void** is) { *is = context; return OK; }
 API Result cuStreamCreate(void** stream, unsigned) { *stream = new char; return OK; }
 API Result cuStreamDestroy_v2(void* stream) { delete static_cast<char*>(stream); return OK; }
-API Result cuStreamSynchronize(void*) { return OK; }
+API Result cuStreamSynchronize(void* stream) { return emulator::outside_capture(stream); }
 API Result cuStreamWaitEvent(void*, void*, unsigned) { return OK; }
 API Result cuEventCreate(void** event, unsigned) { *event = new Event{0}; return OK; }
 API Result cuEventDestroy_v2(void* event) { delete static_cast<Event*>(event); return OK; }
-API Result cuEventRecord(void* event, void*) { static_cast<Event*>(event)->ms = now_ms(); return OK; }
+API Result cuEventRecord(void* event, void* stream) {
+  static_cast<Event*>(event)->ms = now_ms();
+  return emulator::outside_capture(stream);
+}
 API Result cuEventSynchronize(void*) { return OK; }
 API Result cuEventQuery(void*) { return OK; }
 API Result cuEventElapsedTime_v2(float* ms, void* from, void* to) {
@@ -246,6 +251,7 @@ API Result cuEventElapsedTime_v2(float* ms, void* from, void* to) {
 
 static void* allocate(size_t bytes) { return aligned_alloc(256, (bytes + 511) / 256 * 256); }
 API Result cuMemAlloc_v2(Pointer* made, size_t bytes) {
+  if (Result error = emulator::outside_strict_capture()) return error;
   *made = reinterpret_cast<Pointer>(allocate(bytes));
   return *made ? OK : OUT_OF_MEMORY;
 }
@@ -254,14 +260,19 @@ API Result cuMemHostAlloc(void** made, size_t bytes, unsigned) { *made = allocat
 API Result cuMemFreeHost(void* memory) { free(memory); return OK; }
 API Result cuMemGetInfo_v2(size_t* free_bytes, size_t* all) { *free_bytes = *all = size_t(8) << 30; return OK; }
 static Result move(void* to, const void* from, size_t bytes) { memmove(to, from, bytes); return OK; }
-API Result cuMemcpyHtoDAsync_v2(Pointer to, const void* from, size_t n, void*) { return move(reinterpret_cast<void*>(to), from, n); }
-API Result cuMemcpyDtoHAsync_v2(void* to, Pointer from, size_t n, void*) { return move(to, reinterpret_cast<void*>(from), n); }
-API Result cuMemcpyDtoDAsync_v2(Pointer to, Pointer from, size_t n, void*) {
-  return move(reinterpret_cast<void*>(to), reinterpret_cast<void*>(from), n);
+API Result cuMemcpyHtoDAsync_v2(Pointer to, const void* from, size_t n, void* stream) {
+  if (Result error = emulator::outside_capture(stream)) return error;
+  return move(reinterpret_cast<void*>(to), from, n);
 }
-API Result cuMemsetD8Async(Pointer to, unsigned char value, size_t n, void*) {
-  memset(reinterpret_cast<void*>(to), value, n);
-  return OK;
+API Result cuMemcpyDtoHAsync_v2(void* to, Pointer from, size_t n, void* stream) {
+  if (Result error = emulator::outside_capture(stream)) return error;
+  return move(to, reinterpret_cast<void*>(from), n);
+}
+API Result cuMemcpyDtoDAsync_v2(Pointer to, Pointer from, size_t n, void* stream) {
+  return emulator::in_order(stream, [=] { move(reinterpret_cast<void*>(to), reinterpret_cast<void*>(from), n); });
+}
+API Result cuMemsetD8Async(Pointer to, unsigned char value, size_t n, void* stream) {
+  return emulator::in_order(stream, [=] { memset(reinterpret_cast<void*>(to), value, n); });
 }
 // CUDA_MEMCPY2D.
 struct Copy2D {
@@ -276,10 +287,11 @@ struct Copy2D {
   } from, to;
   size_t width, height;
 };
-API Result cuMemcpy2DAsync_v2(const Copy2D* copy, void*) {
-  for (size_t row = 0; row < copy->height; row++)
-    memcpy(copy->to.start() + row * copy->to.pitch, copy->from.start() + row * copy->from.pitch, copy->width);
-  return OK;
+API Result cuMemcpy2DAsync_v2(const Copy2D* asked, void* stream) {
+  return emulator::in_order(stream, [copy = *asked] {
+    for (size_t row = 0; row < copy.height; row++)
+      memcpy(copy.to.start() + row * copy.to.pitch, copy.from.start() + row * copy.from.pitch, copy.width);
+  });
 }
 
 // An image is the path of the library that compiler.cpp made.
@@ -291,13 +303,24 @@ API Result cuModuleLoadData(void** module, const void* image) {
 API Result cuModuleUnload(void*) { return OK; }
 API Result cuModuleGetFunction(void** function, void* module, const char* name) {
   void* found = dlsym(module, (std::string("call_") + name).c_str());
-  *function = new Function{reinterpret_cast<void (*)(void**)>(found)};
+  void* sizes = dlsym(module, (std::string("sizes_") + name).c_str());
+  *function = new Function{reinterpret_cast<void (*)(void**)>(found), sizes ? *static_cast<const size_t* const*>(sizes) : nullptr};
   return found ? OK : NOT_FOUND;
 }
 API Result cuFuncSetAttribute(void*, int, int) { return OK; }
-API Result cuLaunchKernel(void* function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned,
-                          void*, void** with, void**) {
-  std::lock_guard<std::mutex> alone(one_launch);
-  emulator::launch(static_cast<Function*>(function)->call, with, {gx, gy, gz}, {bx, by, bz});
-  return OK;
+API Result cuLaunchKernel(void* asked, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned,
+                          void* stream, void** with, void**) {
+  const Function* function = static_cast<Function*>(asked);
+  // The arguments as they are now: a graph launches with them long after.
+  std::vector<std::vector<char>> kept;
+  for (const size_t* size = function->sizes; *size; size++) {
+    const char* argument = static_cast<const char*>(with[kept.size()]);
+    kept.emplace_back(argument, argument + *size);
+  }
+  return emulator::in_order(stream, [=]() mutable {
+    std::vector<void*> arguments;
+    for (auto& argument : kept) arguments.push_back(argument.data());
+    std::lock_guard<std::mutex> alone(one_launch);
+    emulator::launch(function->call, arguments.data(), {gx, gy, gz}, {bx, by, bz});
+  });
 }

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "device.h"
+#include "graphs.h"
 
 #define API extern "C" __attribute__((visibility("default")))
 
@@ -72,11 +73,8 @@ API int cublasLtMatmulAlgoCheck(void*, void*, void*, void*, void*, void*, const 
   return 0;
 }
 
-API int cublasLtMatmul(void*, void* of, const float* alpha, const void* a, void* a_layout, const void* b, void* b_layout,
-                       const float* beta, const void* c, void* c_layout, void* d, void*, const void*, void*, size_t, void*) {
-  const Product& product = *static_cast<Product*>(of);
-  const Layout &of_a = *static_cast<Layout*>(a_layout), &of_b = *static_cast<Layout*>(b_layout);
-  const Layout& of_c = *static_cast<Layout*>(c_layout);
+static void multiply(Product product, Layout of_a, Layout of_b, Layout of_c, float alpha, const void* a, const void* b, float beta,
+                     const void* c, void* d) {
   size_t m = of_c.rows, n = of_c.cols, k = product.transpose_a ? of_a.rows : of_a.cols;
   std::vector<float> left(m * k), column(m);
   for (int64_t one = 0; one < of_c.count; one++) {
@@ -94,10 +92,19 @@ API int cublasLtMatmul(void*, void* of, const float* alpha, const void* a, void*
       }
       for (size_t i = 0; i < m; i++) {
         int64_t at = one * of_c.step + j * of_c.leading + i;
-        float before = *beta == 0.f ? 0.f : *beta * load(c, of_c.type, at);
-        store(d, of_c.type, at, *alpha * column[i] + before);
+        float before = beta == 0.f ? 0.f : beta * load(c, of_c.type, at);
+        store(d, of_c.type, at, alpha * column[i] + before);
       }
     }
   }
-  return 0;
+}
+
+API int cublasLtMatmul(void*, void* of, const float* alpha, const void* a, void* a_layout, const void* b, void* b_layout,
+                       const float* beta, const void* c, void* c_layout, void* d, void*, const void*, void*, size_t,
+                       void* stream) {
+  Product product = *static_cast<Product*>(of);
+  Layout of_a = *static_cast<Layout*>(a_layout), of_b = *static_cast<Layout*>(b_layout);
+  Layout of_c = *static_cast<Layout*>(c_layout);
+  float by = *alpha, before = *beta;
+  return emulator::in_order(stream, [=] { multiply(product, of_a, of_b, of_c, by, a, b, before, c, d); });
 }

@@ -491,8 +491,9 @@ fn serving(t: &Table<'_>, rows: usize, context: usize) -> Result<()> {
     let qkv = random(cuda, rows, heads.qkv_cols())?;
     let bytes = (rows * context * heads.kv * heads.dim * 4) as f64;
     let shape = format!("{rows} x {context}, 16/8 x 128");
+    let tables = cuda.tables(&[], &sequences, 0)?;
     t.bytes("attention_paged", shape, bytes, || {
-        cuda.attention_paged(&cache, 0, &qkv, heads, &sequences, 0.088)
+        cuda.attention_paged(&cache, 0, &qkv, heads, &tables, 0.088)
             .map(drop)
     })?;
     let vocab = 151_936;

@@ -16,6 +16,7 @@ mod emulator;
 mod families;
 mod large;
 mod parity;
+mod recorded;
 mod router;
 
 use slime_kernels::cuda::Cuda;
@@ -45,12 +46,11 @@ fn main() -> ExitCode {
             .skip(1)
             .filter(|arg| !arg.starts_with('-'))
             .collect();
-        let adopted = if words.is_empty() || words.iter().any(|word| word == "adopt") {
-            adopt::check(&cuda)
-        } else {
-            0
-        };
-        parity::check(&cuda, &words, emulator::is_here()) + adopted
+        let wanted = |what: &str| words.is_empty() || words.iter().any(|word| word == what);
+        let adopted = wanted("adopt").then(|| adopt::check(&cuda));
+        let recorded = wanted("record").then(|| recorded::check(&cuda));
+        let besides = adopted.unwrap_or(0) + recorded.unwrap_or(0);
+        parity::check(&cuda, &words, emulator::is_here()) + besides
     };
     let failures = failures
         + if wants("--large") {

@@ -53,9 +53,9 @@ pub struct Paged<'a, O: Ops> {
     pub cache: &'a mut Cache<O>,
     /// This layer's number.
     pub layer: usize,
-    /// `block × block_tokens + offset` of each row.
-    pub slots: &'a [usize],
-    /// Each sequence's rows, context and blocks.
+    /// Where each row goes and what it sees.
+    pub tables: &'a O::Tables,
+    /// The same for layers that keep something else: each sequence's rows, context and blocks.
     pub sequences: &'a [PagedSequence<'a>],
 }
 

@@ -214,13 +214,13 @@ impl Grouped {
         let Paged {
             cache,
             layer,
-            slots,
-            sequences,
+            tables,
+            ..
         } = paged;
         let (ops, heads) = (pass.ops, self.heads);
         let (cache, layer) = cache.keys(layer)?;
-        ops.kv_write(cache, layer, &rotated, heads, slots)?;
-        let out = ops.attention_paged(cache, layer, &rotated, heads, sequences, self.scale)?;
+        ops.kv_write(cache, layer, &rotated, heads, tables)?;
+        let out = ops.attention_paged(cache, layer, &rotated, heads, tables, self.scale)?;
         self.gated(out, gate.as_ref(), pass)
     }
 

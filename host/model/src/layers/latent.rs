@@ -311,9 +311,8 @@ impl Latent {
         let packed = ops.map_columns(&inputs, &self.maps.fold)?;
         let (rotated, _) = ops.qk_norm_rope(&packed, heads, pass.positions, pass.rope, None)?;
         let (cache, layer) = paged.cache.keys(paged.layer)?;
-        ops.kv_write(cache, layer, &rotated, heads, paged.slots)?;
-        let out =
-            ops.attention_paged(cache, layer, &rotated, heads, paged.sequences, self.scale)?;
+        ops.kv_write(cache, layer, &rotated, heads, paged.tables)?;
+        let out = ops.attention_paged(cache, layer, &rotated, heads, paged.tables, self.scale)?;
         let values = HeadParts {
             heads: w.heads,
             x_start: w.rope,

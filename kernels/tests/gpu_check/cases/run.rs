@@ -399,6 +399,7 @@ impl Body {
                         .map(|t| table[t / size] as usize * size + t % size)
                         .collect();
                     let history = tensor(o, 10 + i as u64, context, heads.qkv_cols())?;
+                    let slots = o.tables(&slots, &[], 0)?;
                     o.kv_write(&mut cache, 1, &history, heads, &slots)?;
                 }
                 let mut row = 0;
@@ -423,15 +424,10 @@ impl Body {
                         (first..s.context).map(|t| s.blocks[t / size] as usize * size + t % size)
                     })
                     .collect();
-                o.kv_write(&mut cache, 1, &newest, heads, &slots)?;
-                let y = o.attention_paged(
-                    &cache,
-                    1,
-                    &newest,
-                    heads,
-                    &sequences,
-                    (heads.dim as f64).powf(-0.5),
-                )?;
+                let tables = o.tables(&slots, &sequences, 0)?;
+                o.kv_write(&mut cache, 1, &newest, heads, &tables)?;
+                let scale = (heads.dim as f64).powf(-0.5);
+                let y = o.attention_paged(&cache, 1, &newest, heads, &tables, scale)?;
                 out.tensor("o", &y)
             }
             Self::SwiGlu { rows, cols } => {
