@@ -30,6 +30,8 @@ pub struct EngineConfig {
     pub context_length: Option<usize>,
     /// Rows of one step: decoding tokens and prompt chunks together.
     pub chunked_prefill_size: usize,
+    /// Decode steps of up to so many requests run as CUDA graphs where the device and the model can; 0: none does.
+    pub cuda_graph_max_bs: usize,
     /// Seeds requests that bring no seed of their own.
     pub seed: u64,
     /// Label of the weights it starts with.
@@ -49,6 +51,7 @@ impl Default for EngineConfig {
             max_running_requests: 64,
             context_length: None,
             chunked_prefill_size: 512,
+            cuda_graph_max_bs: 256,
             seed: 0,
             weight_version: "default".into(),
             served_model_name: "policy".into(),

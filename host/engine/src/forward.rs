@@ -56,6 +56,10 @@ pub(crate) trait Forward: Send + 'static {
     /// # Errors
     /// The device failed; the cache may then hold part of the rows.
     fn forward(&mut self, rows: &Rows<'_>, wanted: &[u32]) -> Result<Self::Hidden>;
+    /// Calls of [`Self::forward`] so far that were done as a CUDA graph.
+    fn replays(&self) -> u64 {
+        0
+    }
     /// Whether routers choose experts, which [`Self::routes`] can tell.
     fn has_experts(&self) -> bool {
         false

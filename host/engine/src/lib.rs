@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod blocks;
+mod decode;
 mod engine;
 mod error;
 mod forward;

@@ -68,6 +68,8 @@ pub(crate) struct Metrics {
     aborted: AtomicU64,
     failed: AtomicU64,
     retractions: AtomicU64,
+    /// Decode steps without and with a CUDA graph.
+    decode_steps: [AtomicU64; 2],
     first_token: Histogram,
     end_to_end: Histogram,
     window: Mutex<Window>,
@@ -91,6 +93,7 @@ impl Metrics {
             aborted: AtomicU64::new(0),
             failed: AtomicU64::new(0),
             retractions: AtomicU64::new(0),
+            decode_steps: Default::default(),
             first_token: Histogram::default(),
             end_to_end: Histogram::default(),
             window: Mutex::new(Window {
@@ -129,6 +132,10 @@ impl Metrics {
 
     pub(crate) fn retracted(&self) {
         self.retractions.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn decoded(&self, with_graph: bool) {
+        self.decode_steps[usize::from(with_graph)].fetch_add(1, Ordering::Relaxed);
     }
 
     pub(crate) fn ended(&self, finish: &Finish) {
@@ -309,6 +316,17 @@ impl Metrics {
                 out,
                 "# HELP sglang:{name} {help}\n# TYPE sglang:{name} {kind}\nsglang:{name}{{{label}}} {value}"
             );
+        }
+        let name = "sglang:cuda_graph_passes_total";
+        let _ = writeln!(
+            out,
+            "# HELP {name} Decode steps, by whether a CUDA graph ran them.\n# TYPE {name} counter"
+        );
+        for (mode, steps) in ["decode_none", "decode_cuda_graph"]
+            .iter()
+            .zip(&self.decode_steps)
+        {
+            let _ = writeln!(out, "{name}{{{label},mode=\"{mode}\"}} {}", load(steps));
         }
         let times = [
             (

@@ -2,6 +2,7 @@
 //!
 //! It computes nothing itself; layers are slime-model's, arithmetic the device's.
 
+use crate::decode::Decoder;
 use crate::engine::{self, EngineConfig, EngineHandle, SamplingDefaults};
 use crate::forward::{Forward, Rows, Source};
 use crate::inlet::Inlet;
@@ -74,6 +75,7 @@ impl Engine {
     ) -> Result<(EngineHandle, Inlet<O>)> {
         let ops = network.ops().clone();
         let served = Served {
+            decoder: Decoder::new(&*ops, config.cuda_graph_max_bs),
             network,
             cache: None,
             routes: Vec::new(),
@@ -107,6 +109,8 @@ impl<O: Ops> Served<O> {
 
 /// A network and its cache.
 struct Served<O: Ops> {
+    /// Before what its recordings read.
+    decoder: Decoder<O>,
     network: Network<O>,
     /// `None` until [`Forward::allocate`].
     cache: Option<Cache<O>>,
@@ -165,7 +169,8 @@ impl<O: Ops> Forward for Served<O> {
     }
 
     fn allocate(&mut self, num_blocks: usize) -> Result<()> {
-        self.cache = Some(self.network.cache(num_blocks)?);
+        let spare = self.decoder.reserve(num_blocks);
+        self.cache = Some(self.network.cache(num_blocks + spare)?);
         let slots = num_blocks * self.block_tokens();
         self.routes = vec![0; slots * self.network.spec().layers.len() * self.top_k()];
         Ok(())
@@ -185,11 +190,18 @@ impl<O: Ops> Forward for Served<O> {
             wanted: if wanted.is_empty() { &last } else { wanted },
         };
         if self.routes.is_empty() {
-            return Ok(self.network.forward_paged(&rows, cache)?);
+            return match self.decoder.forward(&self.network, cache, &rows)? {
+                Some(hidden) => Ok(hidden),
+                None => Ok(self.network.forward_paged(&rows, cache)?),
+            };
         }
         let (hidden, routes) = self.network.forward_paged_recording(&rows, cache)?;
         self.remember(rows.slots, &routes);
         Ok(hidden)
+    }
+
+    fn replays(&self) -> u64 {
+        self.decoder.replays()
     }
 
     fn has_experts(&self) -> bool {
@@ -243,6 +255,7 @@ impl<O: Ops> Forward for Served<O> {
     }
 
     fn install(&mut self, weights: Checked<O>) -> Result<()> {
+        self.decoder.forget();
         let pieces = match weights {
             Checked::Pieces(pieces) => pieces,
             Checked::Whole(tensors) => {

@@ -31,7 +31,12 @@ impl<F: Forward> Scheduler<F> {
         if rows == 0 {
             return;
         }
-        match self.compute(&plan) {
+        let (decodes, before) = (plan.iter().all(|&n| n <= 1), self.model.replays());
+        let outcome = self.compute(&plan);
+        if decodes {
+            self.metrics.decoded(self.model.replays() > before);
+        }
+        match outcome {
             Ok((uses, tokens)) => self.apply(&plan, &uses, tokens),
             Err(e) => self.fail_all(&e.to_string()),
         }
