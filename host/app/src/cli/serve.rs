@@ -38,6 +38,12 @@ pub struct Args {
     /// Rows of one step [default: 512, on a GPU 8192]
     #[arg(long, value_name = "N")]
     chunked_prefill_size: Option<usize>,
+    /// Decode without CUDA graphs
+    #[arg(long)]
+    disable_cuda_graph: bool,
+    /// Most requests of a decode step that runs as a CUDA graph [default: 256]
+    #[arg(long, value_name = "N", conflicts_with = "disable_cuda_graph")]
+    cuda_graph_max_bs: Option<usize>,
     /// Name that `/v1/models` gives
     #[arg(long, value_name = "NAME")]
     served_model_name: Option<String>,
@@ -51,6 +57,19 @@ pub struct Args {
 /// # Errors
 /// The model cannot be opened, or the port is taken.
 pub fn run(args: Args, context: &Context) -> Result<Outcome> {
+    if args.device == Device::Cpu {
+        for (flag, is_said) in [
+            ("--disable-cuda-graph", args.disable_cuda_graph),
+            ("--cuda-graph-max-bs", args.cuda_graph_max_bs.is_some()),
+        ] {
+            if is_said {
+                let what = format!("`{flag}` has no effect: the CPU has no graphs");
+                return Err(Problem::new(what)
+                    .help("leave it out, or add --device cuda")
+                    .into());
+            }
+        }
+    }
     let model = Model::directory(&args.model).map_err(|e| Problem::new(e.to_string()))?;
     super::block_on(listen(args, model, context))?
 }
@@ -62,6 +81,10 @@ async fn listen(args: Args, model: Model, context: &Context) -> Result<Outcome> 
         max_running_requests: args.max_running_requests.unwrap_or(usual.running),
         context_length: args.context_length,
         chunked_prefill_size: args.chunked_prefill_size.unwrap_or(usual.step_tokens),
+        cuda_graph_max_bs: match args.disable_cuda_graph {
+            true => 0,
+            false => args.cuda_graph_max_bs.unwrap_or(256),
+        },
         seed: args.random_seed,
         served_model_name: args.served_model_name.unwrap_or_else(|| model.name()),
         model_path: args.model,

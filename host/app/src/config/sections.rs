@@ -263,6 +263,11 @@ pub struct RolloutSection {
     pub max_refills: Option<u32>,
     /// Requests in flight at once. Default 64.
     pub concurrency: Option<usize>,
+    /// On a GPU, the embedded engine launches every kernel of a decode step by itself. Default false: a step runs as a CUDA
+    /// graph where the model allows it.
+    pub disable_cuda_graph: Option<bool>,
+    /// Decode steps of more requests run without a graph. Default 256.
+    pub cuda_graph_max_bs: Option<usize>,
     /// Running SGLang servers, `host:port`, instead of the embedded engine.
     pub external_engine_addrs: Option<Vec<String>>,
     /// A running `sglang_router` that picks the server, `host:port`. Default: requests are routed here.

@@ -244,6 +244,7 @@ fn embedded<O: Ops>(
         max_running_requests: running,
         context_length: Some(context),
         chunked_prefill_size: scale.step_tokens,
+        cuda_graph_max_bs: plan.cuda_graph_max_bs,
         served_model_name: model.name(),
         ..EngineConfig::default()
     };

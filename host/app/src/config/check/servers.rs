@@ -1,7 +1,7 @@
 //! Who samples.
 
 use super::Check;
-use crate::config::{servers, units};
+use crate::config::{Device, servers, units};
 use slime_rollout::pool::PauseMode;
 use slime_rollout::pool::launch::Sglang;
 use slime_rollout::publish::Transport;
@@ -49,6 +49,28 @@ impl Check<'_> {
                 key.map_or("rollout.num_engines", String::as_str),
                 "a launched server needs the model as an HF directory",
                 "name one with --hf-checkpoint DIR",
+            );
+        }
+        for key in ["disable_cuda_graph", "cuda_graph_max_bs"] {
+            let key = format!("rollout.{key}");
+            if launches || attached {
+                let why = "no embedded engine samples";
+                let help = "leave it out; a launched server has flags of its own, like --sglang-disable-cuda-graph";
+                self.useless(&key, why, help);
+            } else if model.device.unwrap_or_default() == Device::Cpu {
+                self.useless(
+                    &key,
+                    "the CPU has no graphs",
+                    "leave it out, or add `model.device = \"cuda\"`",
+                );
+            }
+        }
+        if r.disable_cuda_graph == Some(true) {
+            let help = "keep one of the two";
+            self.useless(
+                "rollout.cuda_graph_max_bs",
+                "`rollout.disable_cuda_graph` is set",
+                help,
             );
         }
         if r.pause_generation_mode == Some(PauseMode::InPlace) && (attached || launches) {

@@ -93,6 +93,8 @@ fn n12_options_that_would_change_nothing_are_refused() {
         "[algorithm]\nlambd = 0.9\n",
         "[rollout]\npause_generation_mode = \"abort\"\n",
         "[rollout]\nmask_offpolicy = true\n",
+        "[rollout]\ndisable_cuda_graph = true\n",
+        "[rollout]\ncuda_graph_max_bs = 8\n",
         "[rollout]\noverlong_penalty_factor = 2.0\n",
         "[model]\nteacher_load = \"t\"\n",
     ] {

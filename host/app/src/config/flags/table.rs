@@ -108,6 +108,8 @@ pub(super) const FLAGS: &[Flag] = &[
     one(Rollout, "over-sampling-batch-size", "rollout.over_sampling_batch_size", "N", "Prompts that a round of sampling draws at least"),
     yes(Rollout, "mask-offpolicy-in-partial-rollout", "rollout.mask_offpolicy", "Do not train tokens of older weights than their trajectory's newest"),
     one(Rollout, "sglang-server-concurrency", "rollout.concurrency", "N", "Requests in flight at once"),
+    yes(Rollout, "disable-cuda-graph", "rollout.disable_cuda_graph", "The embedded engine decodes without CUDA graphs"),
+    one(Rollout, "cuda-graph-max-bs", "rollout.cuda_graph_max_bs", "N", "Most requests of a decode step that runs as a CUDA graph"),
     many(Rollout, "rollout-external-engine-addrs", "rollout.external_engine_addrs", "HOST:PORT", "Running SGLang servers"),
     one(Rollout, "rollout-num-engines", "rollout.num_engines", "N", "SGLang servers to launch; --sglang-X VALUE hands them --X VALUE"),
     one(Rollout, "sglang-config", "rollout.sglang_config", "FILE", "SGLang servers to launch, as a YAML file lays them out"),

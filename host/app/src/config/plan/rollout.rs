@@ -50,6 +50,8 @@ pub struct RolloutPlan {
     pub max_refills: u32,
     /// Requests in flight.
     pub concurrency: usize,
+    /// The embedded engine's decode steps of up to so many requests run as CUDA graphs.
+    pub cuda_graph_max_bs: usize,
     /// Running servers.
     pub servers: Vec<String>,
     /// Servers to launch; without these and those the embedded engine samples.
@@ -110,6 +112,10 @@ pub(super) fn rollout_plan(said: &Resolved) -> RolloutPlan {
         filter: r.filter.unwrap_or_default(),
         max_refills: r.max_refills.unwrap_or(20),
         concurrency: r.concurrency.unwrap_or(64),
+        cuda_graph_max_bs: match r.disable_cuda_graph {
+            Some(true) => 0,
+            _ => r.cuda_graph_max_bs.unwrap_or(256),
+        },
         servers: r.external_engine_addrs.clone().unwrap_or_default(),
         launch: None,
         router: r.router_addr.clone(),
