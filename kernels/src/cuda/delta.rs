@@ -1,55 +1,42 @@
-//! Delta nets: the short convolution, the gated delta rule, and both over memories that lie in a cache.
-//!
-//! The rule's backward needs the states again: one every [`CHUNK`] tokens is kept, those between are made anew. Key heads
-//! take turns in that memory where it would grow too large.
+//! Delta nets: the short convolution, what each token does, and both over memories that lie in a cache. The rule over whole
+//! sequences is in [`super::delta_chunks`].
 
-use super::attention::KEPT_BYTES;
 use super::device::Arg::{Int, Ptr};
 use super::ops::{expect, whole_vectors};
-use super::pool::Block;
 use super::sources::{self, BLOCK_TOKENS};
 use super::{Cuda, Float, Tensor};
 use crate::{DeltaHeads, DeltaRule, PagedSequence, Result, Sequences};
-use std::ops::Range;
 
 /// Rows of a thread, as in `causal_conv/kernel.cu`.
 const RUN: usize = 16;
 const LONG: usize = 64;
-/// Threads of a column, columns of a thread block and tokens between kept states, as in `gated_delta/kernel.cu`.
+/// Threads of a column and columns of a thread block, as in `gated_delta/kernel.cu`.
 const SHARE: usize = 4;
 const COLS: usize = 32;
-const CHUNK: usize = 32;
+/// Widths that fit the shared memory of a thread block.
+const WIDEST: usize = 256;
 /// Columns of a convolution's thread, and threads of its block.
 const COLUMNS: usize = 8;
 const THREADS: usize = 128;
 
-/// A sequence, as in `gated_delta/kernel.cu`: its first row and number of rows, the token that row is, where its cache blocks or
-/// kept states begin, and where its block's own states begin.
-type Run = [i32; 5];
+/// A sequence, as in `gated_delta/kernel.cu`: its first row and number of rows, the token that row is, and where its cache blocks
+/// begin.
+type Run = [i32; 4];
 
 /// A rule whose operands fit each other.
-struct Checked<'a> {
-    heads: DeltaHeads,
-    a_log: &'a Tensor,
-    dt_bias: &'a Tensor,
+pub(super) struct Checked<'a> {
+    pub(super) heads: DeltaHeads,
+    pub(super) a_log: &'a Tensor,
+    pub(super) dt_bias: &'a Tensor,
 }
 
 impl Checked<'_> {
-    fn numbers(&self) -> [super::device::Arg; 2] {
+    pub(super) fn numbers(&self) -> [super::device::Arg; 2] {
         [Int(self.heads.keys as i32), Int(self.heads.values as i32)]
-    }
-
-    /// Numbers of a token that a backward's thread blocks leave.
-    fn part(&self) -> usize {
-        2 * self.heads.key_dim + 2
-    }
-
-    fn state(&self) -> usize {
-        self.heads.key_dim * self.heads.value_dim
     }
 }
 
-fn checked<'a>(
+pub(super) fn checked<'a>(
     op: &'static str,
     qkv: &Tensor,
     gates: &Tensor,
@@ -60,10 +47,10 @@ fn checked<'a>(
     expect(op, divides && h.value_dim > 0, || {
         format!("{h:?}: key heads must divide value heads, and nothing may be 0")
     })?;
-    let whole = h.key_dim > 0 && h.key_dim.is_multiple_of(16) && h.value_dim <= 1024 / SHARE;
-    expect(op, whole, || {
+    let whole = h.key_dim > 0 && h.key_dim.is_multiple_of(16) && h.value_dim.is_multiple_of(8);
+    expect(op, whole && h.key_dim.max(h.value_dim) <= WIDEST, || {
         format!(
-            "{h:?}: CUDA kernels need a key width of whole 16s and a value width of at most 256"
+            "{h:?}: CUDA kernels need a key width of whole 16s and a value width of whole 8s, at most {WIDEST} each"
         )
     })?;
     let fits = qkv.cols == h.cols()
@@ -83,9 +70,9 @@ fn checked<'a>(
 }
 
 /// What the tokens of a batch do, before any state is known.
-struct Tokens {
-    lengths: Float,
-    rates: Float,
+pub(super) struct Tokens {
+    pub(super) lengths: Float,
+    pub(super) rates: Float,
 }
 
 impl Cuda {
@@ -177,7 +164,12 @@ impl Cuda {
         Ok(dx)
     }
 
-    fn delta_tokens(&self, qkv: &Tensor, gates: &Tensor, rule: &Checked<'_>) -> Result<Tokens> {
+    pub(super) fn delta_tokens(
+        &self,
+        qkv: &Tensor,
+        gates: &Tensor,
+        rule: &Checked<'_>,
+    ) -> Result<Tokens> {
         let h = rule.heads;
         let tokens = Tokens {
             lengths: self.new_float(qkv.rows, 2 * h.keys, "a delta rule's tokens")?,
@@ -198,205 +190,6 @@ impl Cuda {
         self.device
             .launch(&source, "delta_tokens", grid, threads, 0, &args)?;
         Ok(tokens)
-    }
-
-    /// The forward's kernel over `runs`: `o`, kept states and the cache's are where they are asked for.
-    #[allow(clippy::too_many_arguments, reason = "the operands of one launch")]
-    fn delta_walk(
-        &self,
-        qkv: &Tensor,
-        tokens: &Tokens,
-        rule: &Checked<'_>,
-        (runs, num_runs): (&Block, usize),
-        (o, starts): (u64, u64),
-        heads: Range<usize>,
-        cache: Option<(u64, u64, usize, usize)>,
-    ) -> Result<()> {
-        let (states, blocks, tail, state_len) = cache.unwrap_or_default();
-        let pointers = [
-            Ptr(qkv.block.ptr),
-            Ptr(tokens.lengths.at(&self.device)?),
-            Ptr(tokens.rates.at(&self.device)?),
-            Ptr(runs.ptr),
-            Ptr(o),
-            Ptr(starts),
-            Ptr(states),
-            Ptr(blocks),
-        ];
-        let places = [
-            Int(heads.start as i32),
-            Int(tail as i32),
-            Int(state_len as i32),
-        ];
-        let args = [&pointers[..], &rule.numbers(), &places].concat();
-        let width = rule.heads.value_dim;
-        let cols = width.min(COLS);
-        let grid = (
-            num_runs as u32,
-            heads.len() as u32,
-            width.div_ceil(cols) as u32,
-        );
-        let threads = (cols * SHARE).next_multiple_of(32) as u32;
-        let source = sources::gated_delta(rule.heads);
-        self.device
-            .launch(&source, "delta_forward", grid, threads, 0, &args)
-    }
-
-    pub(super) fn delta(
-        &self,
-        qkv: &Tensor,
-        gates: &Tensor,
-        rule: &DeltaRule<'_, Self>,
-        sequences: &Sequences,
-    ) -> Result<Tensor> {
-        let op = "gated_delta";
-        let rule = checked(op, qkv, gates, rule)?;
-        expect(op, sequences.num_tokens() == qkv.rows, || {
-            format!("{} tokens for {} rows", sequences.num_tokens(), qkv.rows)
-        })?;
-        let h = rule.heads;
-        let o = self.new_tensor(qkv.rows, h.values * h.value_dim, "a delta rule's output")?;
-        if qkv.rows == 0 {
-            return Ok(o);
-        }
-        let tokens = self.delta_tokens(qkv, gates, &rule)?;
-        let runs: Vec<Run> = sequences
-            .ranges()
-            .map(|r| [r.start as i32, r.len() as i32, 0, 0, 0])
-            .collect();
-        let list = self.device.upload(&runs, "sequences of a delta rule")?;
-        let runs = (&list, runs.len());
-        let all = 0..h.values;
-        self.delta_walk(qkv, &tokens, &rule, runs, (o.block.ptr, 0), all, None)?;
-        Ok(o)
-    }
-
-    pub(super) fn delta_gradient(
-        &self,
-        dout: &Tensor,
-        qkv: &Tensor,
-        gates: &Tensor,
-        rule: &DeltaRule<'_, Self>,
-        sequences: &Sequences,
-        (da_log, ddt_bias): (&mut Float, &mut Float),
-    ) -> Result<(Tensor, Tensor)> {
-        let op = "gated_delta_backward";
-        let rule = checked(op, qkv, gates, rule)?;
-        let h = rule.heads;
-        let fits = sequences.num_tokens() == qkv.rows
-            && (dout.rows, dout.cols) == (qkv.rows, h.values * h.value_dim)
-            && da_log.len() == h.values
-            && ddt_bias.len() == h.values;
-        expect(op, fits, || {
-            format!(
-                "[{}, {}] and {} tokens for {h:?}",
-                dout.rows,
-                dout.cols,
-                sequences.num_tokens()
-            )
-        })?;
-        let dqkv = self.new_tensor(qkv.rows, qkv.cols, "a delta rule's gradient")?;
-        let dgates = self.new_tensor(gates.rows, gates.cols, "a delta rule's gradient")?;
-        if qkv.rows == 0 {
-            return Ok((dqkv, dgates));
-        }
-        let tokens = self.delta_tokens(qkv, gates, &rule)?;
-        let (mut runs, mut chunks, mut own) = (Vec::<Run>::new(), 0, 0);
-        for r in sequences.ranges() {
-            runs.push([r.start as i32, r.len() as i32, 0, chunks as i32, own as i32]);
-            chunks += r.len().div_ceil(CHUNK);
-            own += r.len().min(CHUNK);
-        }
-        let list = self.device.upload(&runs, "sequences of a delta rule")?;
-        let source = sources::gated_delta(h);
-        let of_rates = self.new_float(qkv.rows, h.values, "a delta rule's gradient")?;
-        let (lengths, rates) = (
-            tokens.lengths.at(&self.device)?,
-            tokens.rates.at(&self.device)?,
-        );
-
-        // Key heads whose states and parts fit in memory together, each with its value heads.
-        let group = h.values / h.keys;
-        let state = rule.state();
-        let of_key = 4 * group * ((chunks + own) * state + qkv.rows * rule.part());
-        let turns = h.keys.div_ceil((KEPT_BYTES / of_key).clamp(1, h.keys));
-        let at_once = h.keys.div_ceil(turns);
-        let room =
-            |numbers: usize| self.new_float(at_once * group, numbers, "a delta rule's states");
-        let (starts, kept) = (room(chunks * state)?, room(own * state)?);
-        let parts = room(qkv.rows * rule.part())?;
-        let (starts, kept) = (starts.at(&self.device)?, kept.at(&self.device)?);
-        let parts = parts.at(&self.device)?;
-        let threads = (h.value_dim * SHARE).next_multiple_of(32);
-        let shared = CHUNK * (2 * h.key_dim + 3 * h.value_dim + 2) + 2 * threads / 32 * rule.part();
-        for first in (0..h.keys).step_by(at_once) {
-            let count = at_once.min(h.keys - first);
-            let heads = first * group..(first + count) * group;
-            let walked = (&list, runs.len());
-            self.delta_walk(
-                qkv,
-                &tokens,
-                &rule,
-                walked,
-                (0, starts),
-                heads.clone(),
-                None,
-            )?;
-            let pointers = [
-                Ptr(dout.block.ptr),
-                Ptr(qkv.block.ptr),
-                Ptr(lengths),
-                Ptr(rates),
-                Ptr(list.ptr),
-                Ptr(starts),
-                Ptr(kept),
-                Ptr(parts),
-                Ptr(dqkv.block.ptr),
-            ];
-            let first_head = [Int(heads.start as i32)];
-            let args = [&pointers[..], &rule.numbers(), &first_head].concat();
-            let grid = (runs.len() as u32, heads.len() as u32, 1);
-            let bytes = 4 * shared as u32;
-            self.device.launch(
-                &source,
-                "delta_backward",
-                grid,
-                threads as u32,
-                bytes,
-                &args,
-            )?;
-            let pointers = [
-                Ptr(parts),
-                Ptr(qkv.block.ptr),
-                Ptr(gates.block.ptr),
-                Ptr(rule.a_log.block.ptr),
-                Ptr(rule.dt_bias.block.ptr),
-                Ptr(lengths),
-                Ptr(rates),
-                Ptr(dqkv.block.ptr),
-                Ptr(dgates.block.ptr),
-                Ptr(of_rates.at(&self.device)?),
-                Int(qkv.rows as i32),
-            ];
-            let places = [Int(first as i32), Int(count as i32)];
-            let args = [&pointers[..], &rule.numbers(), &places].concat();
-            let (grid, threads) = super::ops::warps(qkv.rows * count);
-            self.device
-                .launch(&source, "delta_finish", grid, threads, 0, &args)?;
-        }
-        let args = [
-            Ptr(of_rates.at(&self.device)?),
-            Ptr(gates.block.ptr),
-            Ptr(rule.dt_bias.block.ptr),
-            Ptr(da_log.at(&self.device)?),
-            Ptr(ddt_bias.at(&self.device)?),
-            Int(qkv.rows as i32),
-            Int(h.values as i32),
-        ];
-        let grid = (h.values as u32, 1, 1);
-        self.device
-            .launch(&source, "delta_weights", grid, 256, 0, &args)?;
-        Ok((dqkv, dgates))
     }
 
     pub(super) fn delta_paged(
@@ -431,7 +224,7 @@ impl Cuda {
             let (first, position) = (s.rows.start as i32, (s.context - s.rows.len()) as i32);
             let table = blocks.len() as i32;
             blocks.extend_from_slice(s.blocks);
-            runs.push([first, s.rows.len() as i32, position, table, 0]);
+            runs.push([first, s.rows.len() as i32, position, table]);
             pieces.extend(s.rows.clone().step_by(LONG).map(|row| {
                 let count = LONG.min(s.rows.end - row);
                 let is_last = i32::from(row + count == s.rows.end);
@@ -462,10 +255,24 @@ impl Cuda {
             .launch(&source, "causal_conv_paged", grid, threads, 0, &args)?;
         let tokens = self.delta_tokens(&mixed, gates, &rule)?;
         let list = self.device.upload(&runs, "sequences of a delta rule")?;
-        let cache = Some((memory, blocks.ptr, (taps - 1) * x.cols, len));
-        let runs = (&list, runs.len());
-        let all = 0..h.values;
-        self.delta_walk(&mixed, &tokens, &rule, runs, (o.block.ptr, 0), all, cache)?;
+        let pointers = [
+            Ptr(mixed.block.ptr),
+            Ptr(tokens.lengths.at(&self.device)?),
+            Ptr(tokens.rates.at(&self.device)?),
+            Ptr(list.ptr),
+            Ptr(o.block.ptr),
+            Ptr(memory),
+            Ptr(blocks.ptr),
+        ];
+        let places = [Int(((taps - 1) * x.cols) as i32), Int(len as i32)];
+        let args = [&pointers[..], &rule.numbers(), &places].concat();
+        let cols = h.value_dim.min(COLS);
+        let across = h.value_dim.div_ceil(cols) as u32;
+        let grid = (runs.len() as u32, h.values as u32, across);
+        let threads = (cols * SHARE).next_multiple_of(32) as u32;
+        let source = sources::gated_delta(h);
+        self.device
+            .launch(&source, "delta_paged", grid, threads, 0, &args)?;
         Ok(o)
     }
 }

@@ -8,6 +8,7 @@ mod attention;
 pub mod broadcast;
 mod choices;
 mod delta;
+mod delta_chunks;
 mod device;
 mod experts;
 mod float;

@@ -11,18 +11,24 @@ use std::path::PathBuf;
 
 /// Bf16 and warp arithmetic that every kernel starts from.
 const PRELUDE: &str = include_str!("prelude.cuh");
-/// Copy engine and wgmma, for kernels that are written for Hopper.
-const HOPPER: &str = include_str!("hopper.cuh");
+/// Text that some kernels start from after the prelude.
+#[derive(Clone, Copy, Debug)]
+pub struct Header {
+    /// The file below `kernels/src`.
+    pub file: &'static str,
+    /// CUDA text.
+    pub text: &'static str,
+}
 
 /// One kernel file and how to specialise it.
 #[derive(Clone, Debug)]
 pub struct Source {
     /// The file below `kernels/src`, without its ending.
     pub name: &'static str,
-    /// CUDA text without the prelude.
+    /// CUDA text without the prelude and header.
     pub text: &'static str,
-    /// Written for Hopper (sm_90a).
-    pub is_hopper: bool,
+    /// What it starts from.
+    pub header: Option<Header>,
     /// `NAME=value` macros.
     pub defines: Vec<String>,
 }
@@ -42,8 +48,10 @@ pub fn cubin(source: &Source, arch: &str) -> Result<Vec<u8>> {
         });
     }
     let text = match std::env::var_os("SLIME_KERNEL_DIR") {
-        None if source.is_hopper => format!("{PRELUDE}{HOPPER}{}", source.text),
-        None => format!("{PRELUDE}{}", source.text),
+        None => {
+            let header = source.header.map_or("", |header| header.text);
+            format!("{PRELUDE}{header}{}", source.text)
+        }
         Some(folder) => overridden(&PathBuf::from(folder), source)?,
     };
     let mut options = vec![
@@ -74,8 +82,8 @@ fn overridden(folder: &std::path::Path, source: &Source) -> Result<String> {
         })
     };
     let mut text = read("cuda/prelude.cuh".into())?;
-    if source.is_hopper {
-        text += &read("cuda/hopper.cuh".into())?;
+    if let Some(header) = source.header {
+        text += &read(header.file.into())?;
     }
     Ok(text + &read(format!("{}.cu", source.name))?)
 }

@@ -1,14 +1,25 @@
 //! Every kernel file, and how each is specialised for a shape.
 
-use super::nvrtc::Source;
+use super::nvrtc::{Header, Source};
 use crate::{DeltaHeads, Heads, RopeStyle};
 
 /// Tokens in a cache block.
 pub(super) const BLOCK_TOKENS: usize = 16;
 
+/// Copy engine and wgmma, for kernels that are written for Hopper (sm_90a).
+const HOPPER: Header = Header {
+    file: "cuda/hopper.cuh",
+    text: include_str!("hopper.cuh"),
+};
+/// Tiles of a delta rule's chunks.
+const TILES: Header = Header {
+    file: "gated_delta/tiles.cuh",
+    text: include_str!("../gated_delta/tiles.cuh"),
+};
+
 macro_rules! source {
     ($file:literal $(, $define:expr)* $(,)?) => {
-        Source { name: $file, text: include_str!(concat!("../", $file, ".cu")), is_hopper: false, defines: vec![$($define),*] }
+        Source { name: $file, text: include_str!(concat!("../", $file, ".cu")), header: None, defines: vec![$($define),*] }
     };
 }
 
@@ -90,7 +101,7 @@ pub(super) fn tensor_core_attention(heads: Heads) -> Source {
 
 pub(super) fn hopper_attention(heads: Heads) -> Source {
     Source {
-        is_hopper: true,
+        header: Some(HOPPER),
         ..source!("attention/hopper", format!("DIM={}", heads.dim))
     }
 }
@@ -113,6 +124,28 @@ pub(super) fn gated_delta(heads: DeltaHeads) -> Source {
     )
 }
 
+/// The rule over chunks of tokens, by blocks of `threads`.
+pub(super) fn delta_chunks(heads: DeltaHeads, threads: u32) -> Source {
+    of_chunks(source!("gated_delta/chunks"), heads, threads)
+}
+
+/// The rest of its gradients.
+pub(super) fn delta_gradients(heads: DeltaHeads, threads: u32) -> Source {
+    of_chunks(source!("gated_delta/gradients"), heads, threads)
+}
+
+fn of_chunks(source: Source, heads: DeltaHeads, threads: u32) -> Source {
+    Source {
+        header: Some(TILES),
+        defines: vec![
+            format!("KD={}", heads.key_dim),
+            format!("VD={}", heads.value_dim),
+            format!("THREADS={threads}"),
+        ],
+        ..source
+    }
+}
+
 /// Each lane of a warp holds `PER` experts.
 pub(super) fn routing(experts: usize) -> Source {
     let per = experts.div_ceil(32).next_power_of_two();
@@ -121,7 +154,7 @@ pub(super) fn routing(experts: usize) -> Source {
 
 pub(super) fn grouped_matmul() -> Source {
     Source {
-        is_hopper: true,
+        header: Some(HOPPER),
         ..source!("grouped_matmul/hopper")
     }
 }
@@ -154,12 +187,17 @@ pub fn all(arch: &str) -> Vec<Source> {
     let mut sources = vec![rows(), embedding(), swiglu(), head(), draw(), adamw()];
     sources.extend([8, 128, 256].map(routing));
     sources.push(causal_conv(4));
-    sources.push(gated_delta(DeltaHeads {
+    let heads = DeltaHeads {
         keys: 16,
         values: 32,
         key_dim: 128,
         value_dim: 128,
-    }));
+    };
+    sources.extend([
+        gated_delta(heads),
+        delta_chunks(heads, 128),
+        delta_gradients(heads, 256),
+    ]);
     if arch == "sm_90a" {
         sources.push(grouped_matmul());
     }

@@ -477,11 +477,9 @@ impl Ops for Shapes {
         qkv: &ShapeTensor,
         _: &ShapeTensor,
         rule: &DeltaRule<'_, Self>,
-        _: &Sequences,
+        sequences: &Sequences,
     ) -> Result<ShapeTensor> {
-        let h = rule.heads;
-        self.delta_work(qkv.rows, h, 1);
-        Ok(self.tensor_of(qkv.rows, h.values * h.value_dim))
+        Ok(self.delta(qkv, rule.heads, sequences))
     }
     fn gated_delta_backward(
         &self,
@@ -489,10 +487,10 @@ impl Ops for Shapes {
         qkv: &ShapeTensor,
         gates: &ShapeTensor,
         rule: &DeltaRule<'_, Self>,
-        _: &Sequences,
+        sequences: &Sequences,
         _: (&mut ShapeFloat, &mut ShapeFloat),
     ) -> Result<(ShapeTensor, ShapeTensor)> {
-        Ok(self.delta_gradient(qkv, gates, rule.heads))
+        Ok(self.delta_gradient(qkv, gates, rule.heads, sequences))
     }
     fn gated_delta_paged(
         &self,
