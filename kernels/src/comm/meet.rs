@@ -7,7 +7,7 @@ use crate::Result;
 use std::borrow::Cow;
 use std::fmt;
 use std::ops::{Deref, Range};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// What one rank calls; members must agree on it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -111,6 +111,29 @@ impl Deref for Given {
     }
 }
 
+/// What is done when the work of all ends, at once where it has ended.
+pub type Act = Box<dyn FnOnce() + Send>;
+
+/// What waits for the end.
+#[derive(Default)]
+pub(super) struct Acts(Mutex<Vec<Act>>);
+
+impl Acts {
+    pub(super) fn push(&self, act: Act) {
+        self.lock().push(act);
+    }
+
+    /// Do all that was not done yet.
+    pub(super) fn run(&self) {
+        let acts = std::mem::take(&mut *self.lock());
+        acts.into_iter().for_each(|act| act());
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Act>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 /// A place where ranks meet.
 pub trait Meet: Send + Sync {
     /// Make call `number` of the group: give, and wait for what everybody gives, in the members' order.
@@ -130,6 +153,8 @@ pub trait Meet: Send + Sync {
     fn fetch(&self, site: &Site, from: usize, tag: u64, what: &str) -> Result<(Call, Vec<f64>)>;
     /// Make every rank's present and future calls fail with `reason`. The first reason stays.
     fn end(&self, reason: String);
+    /// Have something done when the work of all ends: what else ranks wait in must let them go too.
+    fn on_end(&self, act: Act);
     /// Whether what is given crosses a network, so that less of it is worth one more message.
     fn travels(&self) -> bool {
         false

@@ -5,7 +5,7 @@
 //! compute together is [`super::group`]'s.
 
 use super::Group;
-use super::meet::{Call, Gift, Given, Meet, Site};
+use super::meet::{Act, Acts, Call, Gift, Given, Meet, Site};
 use crate::{Error, Result};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -39,7 +39,7 @@ pub struct World {
     patience: Duration,
     state: Mutex<State>,
     changed: Condvar,
-    on_end: Mutex<Vec<Box<dyn Fn() + Send>>>,
+    at_end: Acts,
 }
 
 impl World {
@@ -50,7 +50,7 @@ impl World {
             patience,
             state: Mutex::default(),
             changed: Condvar::new(),
-            on_end: Mutex::default(),
+            at_end: Acts::default(),
         })
     }
 
@@ -67,19 +67,10 @@ impl World {
         self.tell();
     }
 
-    /// Have something done when the world ends: what else ranks wait in must let them go too.
-    pub fn on_end(&self, act: impl Fn() + Send + 'static) {
-        let mut acts = self.on_end.lock().unwrap_or_else(PoisonError::into_inner);
-        acts.push(Box::new(act));
-    }
-
     /// Wake everybody after the world has ended.
     fn tell(&self) {
         self.changed.notify_all();
-        let mut acts = self.on_end.lock().unwrap_or_else(PoisonError::into_inner);
-        for act in acts.drain(..) {
-            act();
-        }
+        self.at_end.run();
     }
 
     /// Why it ended, if it has.
@@ -227,6 +218,13 @@ impl Meet for World {
         };
         let absent = |state: &State| self.waited(site, what, &[from], state);
         self.wait(arrived, absent)
+    }
+
+    fn on_end(&self, act: Act) {
+        self.at_end.push(act);
+        if self.ended().is_some() {
+            self.at_end.run();
+        }
     }
 
     fn end(&self, reason: String) {

@@ -3,12 +3,13 @@
 //! A small binding of our own, because pip's and the distributions' file is `libnccl.so.2`, which cudarc does not try.
 //! Collectives run on the device's one stream, so they are ordered with the kernels around them, and those that are begun
 //! on a stream beside it; messages between stages run on two streams of their own, one a direction, so that no send waits
-//! for a receive queued behind it. Host numbers go
-//! through the group of threads that also gave every member the group's id. When a rank fails, every communicator is
+//! for a receive queued behind it. Ranks are
+//! threads of one process or processes: host numbers go through the place where they meet, which also gave every member the
+//! group's id. When a rank fails, every communicator is
 //! aborted, which frees whoever waits in one. Read [`crate::comm`] for the contract.
 
 use super::{Cuda, Float, Tensor, driver, library};
-use crate::comm::{Begun, Comm, Reduce, Threads, World};
+use crate::comm::{Begun, Comm, Group, Meet, Reduce, World};
 use crate::{Error, Result};
 use cudarc::driver::{CudaEvent, CudaStream};
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
@@ -234,10 +235,10 @@ struct Post {
 }
 
 /// One rank's membership of a group of GPUs.
-pub struct Nccl {
+pub struct Nccl<M: Meet = World> {
     cuda: Arc<Cuda>,
     api: &'static Api,
-    host: Threads<Cuda>,
+    host: Group<Cuda, M>,
     line: Arc<Line>,
     /// Where what is begun runs, beside the device's stream.
     side: Arc<CudaStream>,
@@ -245,22 +246,22 @@ pub struct Nccl {
     posts: Option<[Post; 2]>,
 }
 
-impl Nccl {
-    /// Rank `rank` of the world as a member of the group `members`, all of which call it at the same time; each has a GPU
-    /// of its own. `messages` says whether members will send each other single tensors.
+impl<M: Meet + 'static> Nccl<M> {
+    /// Rank `rank` of those that meet at `place` as a member of the group `members`, all of which call it at the same time;
+    /// each has a GPU of its own. `messages` says whether members will send each other single tensors.
     ///
     /// # Errors
     /// There is no NCCL, it refuses, or a rank failed.
     pub fn new(
         cuda: Arc<Cuda>,
-        world: Arc<World>,
+        place: Arc<M>,
         name: &str,
         members: Vec<usize>,
         rank: usize,
         messages: bool,
     ) -> Result<Self> {
         let api = Api::get()?;
-        let host = Threads::new(cuda.clone(), world.clone(), name, members, rank)?;
+        let host = Group::new(cuda.clone(), place.clone(), name, members, rank)?;
         cuda.device.bind()?;
         let line = || -> Result<Arc<Line>> {
             let mut id = UniqueId([0; 128]);
@@ -274,11 +275,11 @@ impl Nccl {
             }
             let line = Line::new(api, host.size(), host.rank(), id)?;
             let (watched, api) = (Arc::downgrade(&line), api);
-            world.on_end(move || {
+            place.on_end(Box::new(move || {
                 if let Some(line) = watched.upgrade() {
                     line.abort(api);
                 }
-            });
+            }));
             Ok(line)
         };
         let main = line()?;
@@ -345,7 +346,7 @@ impl Nccl {
     // What is called with a stream: blocks are found now, and have to live until the stream has passed the call.
 
     /// `y` becomes everybody's sum of `x`.
-    fn sum(&self, x: &Tensor, y: &Tensor) -> impl FnOnce(Handle, *mut c_void) -> Status + use<> {
+    fn sum(&self, x: &Tensor, y: &Tensor) -> impl FnOnce(Handle, *mut c_void) -> Status + use<M> {
         let (sum, n) = (self.api.all_reduce, x.rows * x.cols);
         let (from, to) = (at(x.block.ptr), at(y.block.ptr));
         // SAFETY: both blocks hold n bf16.
@@ -353,7 +354,11 @@ impl Nccl {
     }
 
     /// `y` becomes everybody's `x`.
-    fn gather(&self, x: &Tensor, y: &Tensor) -> impl FnOnce(Handle, *mut c_void) -> Status + use<> {
+    fn gather(
+        &self,
+        x: &Tensor,
+        y: &Tensor,
+    ) -> impl FnOnce(Handle, *mut c_void) -> Status + use<M> {
         let (gather, n) = (self.api.all_gather, x.rows * x.cols);
         let (from, to) = (at(x.block.ptr), at(y.block.ptr));
         // SAFETY: x holds n bf16, y as many for each member.
@@ -365,7 +370,7 @@ impl Nccl {
         &self,
         x: &Tensor,
         y: &Tensor,
-    ) -> impl FnOnce(Handle, *mut c_void) -> Status + use<> {
+    ) -> impl FnOnce(Handle, *mut c_void) -> Status + use<M> {
         let (scatter, n) = (self.api.reduce_scatter, y.rows * y.cols);
         let (from, to) = (at(x.block.ptr), at(y.block.ptr));
         // SAFETY: y holds n bf16, x as many for each member.
@@ -377,7 +382,7 @@ impl Nccl {
         &self,
         x: &Float,
         y: &Float,
-    ) -> Result<impl FnOnce(Handle, *mut c_void) -> Status + use<>> {
+    ) -> Result<impl FnOnce(Handle, *mut c_void) -> Status + use<M>> {
         let (scatter, n) = (self.api.reduce_scatter, y.rows * y.cols);
         let device = &self.cuda.device;
         let (from, to) = (at(x.at(device)?), at(y.at(device)?));
@@ -407,7 +412,7 @@ impl Nccl {
     }
 }
 
-impl Drop for Nccl {
+impl<M: Meet> Drop for Nccl<M> {
     fn drop(&mut self) {
         // Kernels of NCCL may still run; a communicator is destroyed after them.
         let _ = self.cuda.synchronize();
@@ -425,7 +430,7 @@ fn statuses(all: impl Iterator<Item = Status>) -> Status {
     all.fold(0, |first, status| if first != 0 { first } else { status })
 }
 
-impl Comm<Cuda> for Nccl {
+impl<M: Meet + 'static> Comm<Cuda> for Nccl<M> {
     fn name(&self) -> &str {
         self.host.name()
     }

@@ -11,9 +11,7 @@ use slime_kernels::comm::Processes;
 use slime_model::{ModelSpec, ParamSpec};
 use slime_trainer::parallel::trainer::Weights;
 use slime_trainer::parallel::{ParallelTrainer, ProcessTrainer, Training};
-use slime_trainer::{
-    Error, OnProgress, Problem, Result, SftSequence, TrainConfig, TrainMetrics, Trainer,
-};
+use slime_trainer::{Error, OnProgress, Result, SftSequence, TrainConfig, TrainMetrics, Trainer};
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
@@ -77,14 +75,9 @@ impl<O: Machine> Ranks<O> {
         };
         let source = source(ops.clone(), spec, weights);
         if let Some(processes) = processes {
-            if !O::PROCESSES {
-                return Err(Error::Config(vec![Problem {
-                    key: "device",
-                    detail: "ranks on GPUs are threads of one process: start slime-host once, without `launch`".into(),
-                }]));
-            }
-            let processes = Arc::clone(processes);
-            let far = ProcessTrainer::lead(&ops, processes, training, &source, ranks.patience)?;
+            let (processes, patience) = (Arc::clone(processes), ranks.patience);
+            let far =
+                ProcessTrainer::lead(&ops, processes, training, &source, O::MEETING, patience)?;
             return Ok(Self::Far(Box::new(far)));
         }
         let launch = ops.launch(&training)?;

@@ -9,13 +9,12 @@ use super::learner::train_failed;
 use super::run_dir;
 use crate::config::{Plan, Problem, Said, Verb, resolve};
 use crate::error::{Failure, Result};
-use crate::wire::device::on_device;
+use crate::wire::device::{Machine, on_device};
 use crate::wire::model::{load_other, load_teacher, model_failed};
 use crate::wire::{Computer, Model};
 use serde::{Deserialize, Serialize};
 use slime_core::Step;
 use slime_core::ports::TextCodec;
-use slime_kernels::Ops;
 use slime_kernels::comm::{Meet, Processes};
 use slime_trainer::checkpoint;
 use slime_trainer::parallel::stage::cut_from;
@@ -139,7 +138,7 @@ fn begun(processes: &Arc<Processes>, begin: &Begin) -> Result<()> {
     on_device!(computer, ops => rank(&ops, processes, begin, &plan, &model))
 }
 
-fn rank<O: Ops>(
+fn rank<O: Machine>(
     ops: &Arc<O>,
     processes: &Arc<Processes>,
     begin: &Begin,
@@ -167,8 +166,14 @@ fn rank<O: Ops>(
             weights.map_err(model_failed)?,
         ))
     };
-    let mut own =
-        member(ops, processes, &training, &read(&begin.weights)?).map_err(train_failed)?;
+    let mut own = member(
+        ops,
+        processes,
+        &training,
+        &read(&begin.weights)?,
+        O::MEETING,
+    )
+    .map_err(train_failed)?;
     if let Some(reference) = &begin.reference {
         let weights = read(reference)?;
         own.set_reference(&cut_from(&**ops, &*weights))

@@ -1,6 +1,5 @@
 //! The trainer's GPU as rank 0 of a group that the servers join.
 
-use super::device::Computer;
 use crate::config::{Device, Problem};
 use slime_kernels::cuda::broadcast::Broadcaster;
 use slime_rollout::publish::Caster;
@@ -46,7 +45,7 @@ pub fn open(device: Device) -> Result<Arc<dyn Caster>, Problem> {
         )
         .help("choose `--set model.device=cuda`, or another --update-weight-transport"));
     }
-    let sender = Broadcaster::open(Computer::FIRST_GPU).map_err(|e| {
+    let sender = Broadcaster::open(super::device::own_gpu()?).map_err(|e| {
         Problem::new(e.to_string()).help("another --update-weight-transport needs no NCCL")
     })?;
     Ok(Arc::new(Gpu(sender)))

@@ -2,11 +2,13 @@
 //! with [`on_device`].
 
 use crate::config::{Device, Dtype, Problem};
+use slime_kernels::comm::Processes;
 use slime_kernels::cuda::{Cuda, num_gpus};
 use slime_kernels::{Cpu, Ops};
 use slime_model::hf;
-use slime_trainer::parallel::Training;
+use slime_trainer::parallel::mesh::Meeting;
 use slime_trainer::parallel::trainer::{Launch, gpus, threads};
+use slime_trainer::parallel::{Mesh, Training};
 use std::sync::Arc;
 
 /// An open device.
@@ -19,9 +21,6 @@ pub enum Computer {
 }
 
 impl Computer {
-    /// The GPU that a process computes on.
-    pub const FIRST_GPU: usize = 0;
-
     /// Open a device. Every call gives memory and a stream of its own.
     ///
     /// # Errors
@@ -36,8 +35,8 @@ impl Computer {
 
 /// A device on whose machine the ranks of a layout compute.
 pub trait Machine: Ops + Sized {
-    /// May ranks be processes?
-    const PROCESSES: bool;
+    /// How ranks that are processes meet.
+    const MEETING: Meeting<Self, Processes>;
     /// Bytes of one number of a tensor.
     const NUMBER_BYTES: u64;
 
@@ -54,8 +53,43 @@ pub trait Machine: Ops + Sized {
     fn launch(self: &Arc<Self>, training: &Training) -> slime_trainer::Result<Launch<Self>>;
 }
 
+/// Whoever starts several processes on a machine tells each its place there by this name.
+const LOCAL_RANK: &str = "LOCAL_RANK";
+
+fn unusable(why: slime_kernels::Error) -> Problem {
+    Problem::new(format!("no GPU can be used: {why}"))
+        .help("`slime-host doctor` lists what is missing; without a GPU leave `device` out")
+}
+
+/// The GPU that this process computes on first: of those it sees the one of its place on this machine, or the only one.
+///
+/// # Errors
+/// It has none of its own; the problem names the cure.
+pub fn own_gpu() -> Result<usize, Problem> {
+    let found = num_gpus().map_err(unusable)?;
+    gpu_of_place(std::env::var(LOCAL_RANK).ok().as_deref(), found)
+}
+
+fn gpu_of_place(place: Option<&str>, found: usize) -> Result<usize, Problem> {
+    let place = place.map_or(Ok(0), str::parse::<usize>);
+    let place = place.map_err(|_| {
+        Problem::new(format!("{LOCAL_RANK} is no number"))
+            .help("it is this process's place on its machine, from 0")
+    })?;
+    if found <= 1 {
+        return Ok(0);
+    }
+    if place < found {
+        return Ok(place);
+    }
+    Err(Problem::new(format!(
+        "this is process {place} of its machine, counted from 0, and there are {found} GPUs"
+    ))
+    .help("each rank takes a GPU of its own: start fewer processes a machine"))
+}
+
 impl Machine for Cpu<f32> {
-    const PROCESSES: bool = true;
+    const MEETING: Meeting<Self, Processes> = Mesh::of_processes;
     const NUMBER_BYTES: u64 = 4;
 
     fn own() -> Result<Arc<Self>, Problem> {
@@ -70,15 +104,11 @@ impl Machine for Cpu<f32> {
 }
 
 impl Machine for Cuda {
-    const PROCESSES: bool = false;
+    const MEETING: Meeting<Self, Processes> = Mesh::of_gpus;
     const NUMBER_BYTES: u64 = 2;
 
     fn own() -> Result<Arc<Self>, Problem> {
-        let opened = Self::open(Computer::FIRST_GPU);
-        opened.map(Arc::new).map_err(|e| {
-            Problem::new(format!("no GPU can be used: {e}"))
-                .help("`slime-host doctor` lists what is missing; without a GPU leave `device` out")
-        })
+        Self::open(own_gpu()?).map(Arc::new).map_err(unusable)
     }
 
     /// A GPU a rank, numbers meeting by NCCL.
@@ -172,3 +202,21 @@ macro_rules! on_device {
     };
 }
 pub(crate) use on_device;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_computes_on_the_gpu_of_its_place_or_on_the_only_one_it_sees() {
+        assert_eq!(gpu_of_place(None, 4).unwrap(), 0);
+        assert_eq!(gpu_of_place(Some("3"), 4).unwrap(), 3);
+        assert_eq!(gpu_of_place(Some("3"), 1).unwrap(), 0);
+        let error = |place| gpu_of_place(Some(place), 2).unwrap_err().message;
+        assert_eq!(
+            error("2"),
+            "this is process 2 of its machine, counted from 0, and there are 2 GPUs"
+        );
+        assert_eq!(error("two"), "LOCAL_RANK is no number");
+    }
+}

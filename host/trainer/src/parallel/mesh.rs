@@ -4,7 +4,7 @@
 
 use super::layout::ParallelConfig;
 use super::place::{Axis, Place};
-use slime_kernels::comm::{Processes, Tcp, Threads, World};
+use slime_kernels::comm::{Meet, Processes, Tcp, Threads, World};
 use slime_kernels::cuda::Cuda;
 use slime_kernels::cuda::nccl::Nccl;
 use slime_kernels::{Comm, Ops, Result};
@@ -13,6 +13,9 @@ use std::sync::Arc;
 
 /// A group of ranks, as one of them sees it.
 pub type Group<O> = Arc<dyn Comm<O>>;
+
+/// How a rank's groups are made: its device, where the ranks meet, the layout, the model's key heads, the rank.
+pub type Meeting<O, M> = fn(&Arc<O>, &Arc<M>, &ParallelConfig, usize, usize) -> Result<Mesh<O>>;
 
 /// One rank's groups.
 pub struct Mesh<O: Ops> {
@@ -39,21 +42,22 @@ pub struct Mesh<O: Ops> {
 }
 
 impl Mesh<Cuda> {
-    /// Between GPUs, over NCCL.
+    /// Between GPUs, over NCCL; the ranks, threads or processes, meet at `meeting`.
     ///
     /// # Errors
     /// There is no NCCL, or a rank failed.
-    pub fn of_gpus(
+    pub fn of_gpus<M: Meet + 'static>(
         ops: &Arc<Cuda>,
-        world: &Arc<World>,
+        meeting: &Arc<M>,
         config: &ParallelConfig,
         kv_heads: usize,
         rank: usize,
     ) -> Result<Self> {
         Self::new(Place::new(config, rank), kv_heads, |name, members| {
-            let (ops, world) = (ops.clone(), world.clone());
+            let (ops, meeting) = (ops.clone(), meeting.clone());
             let sends = name == "pp";
-            Ok(Arc::new(Nccl::new(ops, world, name, members, rank, sends)?))
+            let comm = Nccl::new(ops, meeting, name, members, rank, sends)?;
+            Ok(Arc::new(comm))
         })
     }
 }
@@ -121,8 +125,8 @@ impl<O: Ops> Mesh<O> {
         processes: &Arc<Processes>,
         config: &ParallelConfig,
         kv_heads: usize,
+        rank: usize,
     ) -> Result<Self> {
-        let rank = processes.rank();
         Self::new(Place::new(config, rank), kv_heads, |name, members| {
             let comm = Tcp::new(ops.clone(), processes.clone(), name, members, rank)?;
             Ok(Arc::new(comm))

@@ -5,7 +5,7 @@
 //! checkpoint. Read [`super::rank`] for what a rank does.
 
 use super::layout::ParallelConfig;
-use super::mesh::Mesh;
+use super::mesh::{Meeting, Mesh};
 use super::rank::Rank;
 use super::shard::paste;
 use super::stage::cut_from;
@@ -34,14 +34,10 @@ pub type Weights = Arc<dyn Fn(&ParamSpec) -> Result<Vec<f32>> + Send + Sync>;
 /// Makes a rank's device and its groups.
 pub type Launch<O> = Arc<dyn Fn(usize, &Arc<World>) -> Result<(Arc<O>, Mesh<O>)> + Send + Sync>;
 
-/// How a rank's groups are made: its device, the ranks' world, the layout, the model's key heads, the rank.
-type Meet<O> =
-    fn(&Arc<O>, &Arc<World>, &ParallelConfig, usize, usize) -> slime_kernels::Result<Mesh<O>>;
-
 fn launch<O: Ops>(
     training: &Training,
     device: impl Fn(usize) -> Result<Arc<O>> + Send + Sync + 'static,
-    meet: Meet<O>,
+    meet: Meeting<O, World>,
 ) -> Launch<O> {
     let (parallel, kv) = (training.parallel.clone(), key_heads(&training.spec));
     Arc::new(move |rank, world| {

@@ -9,7 +9,7 @@ use slime_kernels::comm::Processes;
 use slime_kernels::comm::tcp::{Rendezvous, Timing};
 use slime_model::params;
 use slime_trainer::parallel::trainer::Weights;
-use slime_trainer::parallel::{ParallelConfig, ProcessTrainer, Training, follow, member};
+use slime_trainer::parallel::{Mesh, ParallelConfig, ProcessTrainer, Training, follow, member};
 use slime_trainer::{Error, Result, TrainConfig, TrainMetrics};
 use std::net::TcpListener;
 use std::path::Path;
@@ -61,7 +61,7 @@ pub(crate) fn led<R>(
             scope.spawn(move || {
                 let processes = join(rank, processes, port);
                 let ops = Arc::new(F32::new());
-                let mut own = member(&ops, &processes, training, weights)?;
+                let mut own = member(&ops, &processes, training, weights, Mesh::of_processes)?;
                 own.set_reference(&slime_trainer::parallel::stage::cut_from(
                     &*ops,
                     &*reference,
@@ -72,7 +72,14 @@ pub(crate) fn led<R>(
         let followers: Vec<_> = (1..processes).map(follower).collect();
         let ops = Arc::new(F32::new());
         let met = join(0, processes, port);
-        let leader = ProcessTrainer::lead(&ops, met, training.clone(), &weights, PATIENCE);
+        let leader = ProcessTrainer::lead(
+            &ops,
+            met,
+            training.clone(),
+            &weights,
+            Mesh::of_processes,
+            PATIENCE,
+        );
         let done = leader
             .and_then(|leader| leader.with_reference(&reference))
             .map(work);
@@ -218,7 +225,7 @@ fn a_process_that_is_lost_is_named_within_seconds() {
         let other = scope.spawn(|| {
             let processes = join(1, 2, port);
             let ops = Arc::new(F32::new());
-            let own = member(&ops, &processes, &training, &weights).unwrap();
+            let own = member(&ops, &processes, &training, &weights, Mesh::of_processes).unwrap();
             // It goes in the middle of a step, without a word that it would.
             let order = processes.hear(0, None).unwrap();
             assert!(!order.is_empty());
@@ -226,7 +233,14 @@ fn a_process_that_is_lost_is_named_within_seconds() {
         });
         let ops = Arc::new(F32::new());
         let met = join(0, 2, port);
-        let leader = ProcessTrainer::lead(&ops, met, training.clone(), &weights, PATIENCE);
+        let leader = ProcessTrainer::lead(
+            &ops,
+            met,
+            training.clone(),
+            &weights,
+            Mesh::of_processes,
+            PATIENCE,
+        );
         let reference: Weights = Arc::new(|param| Ok(reference_weight(param)));
         let mut leader = leader.unwrap().with_reference(&reference).unwrap();
         let began = Instant::now();

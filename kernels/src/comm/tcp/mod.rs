@@ -13,7 +13,7 @@ pub mod rendezvous;
 pub use rendezvous::{Rendezvous, Timing};
 
 use super::Group;
-use super::meet::{Call, Gift, Given, Meet, Site};
+use super::meet::{Act, Acts, Call, Gift, Given, Meet, Site};
 use crate::{Error, Result};
 use frame::Frame;
 use link::Link;
@@ -48,6 +48,7 @@ struct Inner {
     patience: Mutex<Duration>,
     state: Mutex<State>,
     changed: Condvar,
+    at_end: Acts,
 }
 
 /// All ranks of a run, as one of them sees them.
@@ -70,6 +71,7 @@ impl Processes {
             links,
             state: Mutex::default(),
             changed: Condvar::new(),
+            at_end: Acts::default(),
         });
         let mut threads = Vec::new();
         for peer in (0..at.size).filter(|&peer| peer != at.rank) {
@@ -213,6 +215,7 @@ impl Inner {
                 link.write_if_free(&said);
             }
         }
+        self.at_end.run();
     }
 
     fn send(&self, to: usize, bytes: &[u8]) -> Result<()> {
@@ -467,6 +470,13 @@ impl Meet for Processes {
 
     fn end(&self, reason: String) {
         self.inner.end(reason);
+    }
+
+    fn on_end(&self, act: Act) {
+        self.inner.at_end.push(act);
+        if self.ended().is_some() {
+            self.inner.at_end.run();
+        }
     }
 
     fn travels(&self) -> bool {

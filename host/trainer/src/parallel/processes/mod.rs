@@ -9,7 +9,7 @@ mod order;
 
 use super::checkpoint::index_of;
 use super::layout::ParallelConfig;
-use super::mesh::Mesh;
+use super::mesh::Meeting;
 use super::place::{Axis, Place};
 use super::rank::Rank;
 use super::shard::{Shard, paste, shards};
@@ -31,7 +31,8 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// This process's rank of a trainer.
+/// This process's rank of a trainer. `meet` makes its groups: [`Mesh::of_processes`](super::Mesh::of_processes), or between GPUs
+/// [`Mesh::of_gpus`](super::Mesh::of_gpus).
 ///
 /// # Errors
 /// Every problem of the configuration; as many processes as the layout has ranks are wanted; weights that cannot be read.
@@ -40,6 +41,7 @@ pub fn member<O: Ops>(
     processes: &Arc<Processes>,
     training: &Training,
     weights: &Weights,
+    meet: Meeting<O, Processes>,
 ) -> Result<Rank<O>> {
     let Training {
         spec,
@@ -63,7 +65,8 @@ pub fn member<O: Ops>(
     if !problems.is_empty() {
         return Err(Error::Config(problems));
     }
-    let mesh = Mesh::of_processes(ops, processes, &parallel, key_heads(&spec))?;
+    let rank = processes.rank();
+    let mesh = meet(ops, processes, &parallel, key_heads(&spec), rank)?;
     let make = cut_from(&**ops, &**weights);
     Rank::new(ops.clone(), spec, mesh, (config, parallel), vocab, &make)
 }
@@ -131,9 +134,10 @@ impl<O: Ops> ProcessTrainer<O> {
         processes: Arc<Processes>,
         training: Training,
         weights: &Weights,
+        meet: Meeting<O, Processes>,
         patience: Duration,
     ) -> Result<Self> {
-        let rank = member(ops, &processes, &training, weights)?;
+        let rank = member(ops, &processes, &training, weights, meet)?;
         let (spec, parallel) = (&training.spec, &training.parallel);
         let params: Arc<[ParamSpec]> = params(spec).into();
         let each = (0..processes.size()).map(|rank| {
