@@ -160,12 +160,35 @@ impl Device {
         shared_bytes: u32,
         args: &[Arg],
     ) -> Result<()> {
+        self.launch_on(
+            &self.stream,
+            source,
+            name,
+            grid,
+            threads,
+            shared_bytes,
+            args,
+        )
+    }
+
+    /// The same on another stream than the device's.
+    #[allow(clippy::too_many_arguments, reason = "a launch has so many")]
+    pub(super) fn launch_on(
+        &self,
+        stream: &Arc<CudaStream>,
+        source: &Source,
+        name: &'static str,
+        grid: (u32, u32, u32),
+        threads: u32,
+        shared_bytes: u32,
+        args: &[Arg],
+    ) -> Result<()> {
         if grid.0 == 0 || grid.1 == 0 || grid.2 == 0 {
             return Ok(());
         }
         let _order = self.bind()?;
         let function = self.function(source, name, shared_bytes)?;
-        let mut builder = self.stream.launch_builder(&function);
+        let mut builder = stream.launch_builder(&function);
         for arg in args {
             match arg {
                 Arg::Ptr(v) => builder.arg(v),
@@ -180,11 +203,11 @@ impl Device {
             block_dim: (threads, 1, 1),
             shared_mem_bytes: shared_bytes,
         };
-        let span = self.profile.begin(&self.stream)?;
+        let span = self.profile.begin(stream)?;
         // SAFETY: each call site lists the arguments of the kernel it names, in order and of its types; the blocks they
         // point to are held by the caller and outlive the launch because memory is reused in stream order only.
         unsafe { builder.launch(config) }.map_err(driver)?;
-        self.profile.end(&self.stream, span, || name.into())
+        self.profile.end(stream, span, || name.into())
     }
 
     /// Where each launch's time is noted, when asked for.

@@ -10,6 +10,7 @@ mod choices;
 mod delta;
 mod delta_chunks;
 mod device;
+mod exchange;
 mod experts;
 mod float;
 mod gemm;

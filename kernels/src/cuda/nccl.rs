@@ -8,6 +8,7 @@
 //! group's id. When a rank fails, every communicator is
 //! aborted, which frees whoever waits in one. Read [`crate::comm`] for the contract.
 
+use super::exchange::{Collective, Exchange, Lane};
 use super::{Cuda, Float, Tensor, driver, library};
 use crate::comm::{Begun, Comm, Group, Meet, Reduce, World};
 use crate::{Error, Result};
@@ -43,7 +44,7 @@ impl UniqueId {
 
 pub(super) type Handle = *mut c_void;
 pub(super) type Status = c_int;
-type Collective = unsafe extern "C" fn(
+type Reducing = unsafe extern "C" fn(
     *const c_void,
     *mut c_void,
     usize,
@@ -61,8 +62,8 @@ pub(super) struct Api {
     destroy: unsafe extern "C" fn(Handle) -> Status,
     abort: unsafe extern "C" fn(Handle) -> Status,
     words: unsafe extern "C" fn(Status) -> *const c_char,
-    all_reduce: Collective,
-    reduce_scatter: Collective,
+    all_reduce: Reducing,
+    reduce_scatter: Reducing,
     all_gather: unsafe extern "C" fn(
         *const c_void,
         *mut c_void,
@@ -244,6 +245,8 @@ pub struct Nccl<M: Meet = World> {
     side: Arc<CudaStream>,
     /// Forward and backward; made for groups that send messages.
     posts: Option<[Post; 2]>,
+    /// What is quicker where GPUs reach each other's memory.
+    direct: Option<Exchange>,
 }
 
 impl<M: Meet + 'static> Nccl<M> {
@@ -294,9 +297,19 @@ impl<M: Meet + 'static> Nccl<M> {
             true => Some([post()?, post()?]),
             false => None,
         };
+        let direct = Exchange::between(&cuda, &host, !place.travels())?;
+        if let Some(direct) = &direct {
+            let ended = Arc::downgrade(direct.ended());
+            place.on_end(Box::new(move || {
+                if let Some(ended) = ended.upgrade() {
+                    ended.set();
+                }
+            }));
+        }
         Ok(Self {
             api,
             host,
+            direct,
             line: main,
             side: cuda.device.context.new_stream().map_err(driver)?,
             posts,
@@ -323,16 +336,68 @@ impl<M: Meet + 'static> Nccl<M> {
         device.profile().end(stream, span, || op.into())
     }
 
-    /// Run `call` beside the device's stream, after what is queued there now. It reads `x` and writes `y`.
+    /// Make `y` of everybody's `x`, on the stream of a lane.
+    fn collect(&self, lane: Lane, call: Collective, x: &Tensor, y: &Tensor) -> Result<()> {
+        let stream = match lane {
+            Lane::Main => &self.cuda.device.stream,
+            Lane::Side => &self.side,
+        };
+        if let Some(direct) = self.direct.as_ref().filter(|d| d.takes(call, x, y)) {
+            return direct.run(lane, stream, call, x, y);
+        }
+        let api = self.api;
+        let (from, to) = (at(x.block.ptr), at(y.block.ptr));
+        let (given, got) = (x.rows * x.cols, y.rows * y.cols);
+        // SAFETY: x and y hold as many bf16 as the call reads and writes, and live until the stream has passed it.
+        let queue = |handle, on| unsafe {
+            match call {
+                Collective::Sum => (api.all_reduce)(from, to, given, BF16, SUM, handle, on),
+                Collective::Share => (api.reduce_scatter)(from, to, got, BF16, SUM, handle, on),
+                Collective::Gather => (api.all_gather)(from, to, given, BF16, handle, on),
+            }
+        };
+        let name = match call {
+            Collective::Sum => "ncclAllReduce",
+            Collective::Share => "ncclReduceScatter",
+            Collective::Gather => "ncclAllGather",
+        };
+        self.call_on(stream, name, queue)
+    }
+
+    /// Memory for what a call makes of `x`.
+    fn room(&self, call: Collective, x: &Tensor) -> Result<Tensor> {
+        let (rows, what) = match call {
+            Collective::Sum => (x.rows, "a sum over ranks"),
+            Collective::Share => (
+                divided("reduce_scatter", x.rows, self.size())?,
+                "a share of a sum",
+            ),
+            Collective::Gather => (x.rows * self.size(), "gathered ranks"),
+        };
+        self.cuda.new_tensor(rows, x.cols, what)
+    }
+
+    fn collected(&self, call: Collective, x: &Tensor) -> Result<Tensor> {
+        let y = self.room(call, x)?;
+        self.collect(Lane::Main, call, x, &y)?;
+        Ok(y)
+    }
+
+    fn begin_collecting(&self, call: Collective, x: Tensor) -> Result<Begun<Tensor>> {
+        let y = self.room(call, &x)?;
+        self.begin((x, y), |x, y| self.collect(Lane::Side, call, x, y))
+    }
+
+    /// Do what `queue` queues on the side stream beside the device's, after what is queued there now. It reads `x` and
+    /// writes `y`.
     fn begin<X: Send + 'static, Y>(
         &self,
-        op: &str,
         (x, y): (X, Y),
-        call: impl FnOnce(Handle, *mut c_void) -> Status,
+        queue: impl FnOnce(&X, &Y) -> Result<()>,
     ) -> Result<Begun<Y>> {
         let cuda = self.cuda.clone();
         self.side.join(&cuda.device.stream).map_err(driver)?;
-        self.call_on(&self.side, op, call)?;
+        queue(&x, &y)?;
         let done = self.side.record_event(None).map_err(driver)?;
         Ok(Begun::new(y, move || {
             cuda.device.bind()?;
@@ -345,39 +410,7 @@ impl<M: Meet + 'static> Nccl<M> {
 
     // What is called with a stream: blocks are found now, and have to live until the stream has passed the call.
 
-    /// `y` becomes everybody's sum of `x`.
-    fn sum(&self, x: &Tensor, y: &Tensor) -> impl FnOnce(Handle, *mut c_void) -> Status + use<M> {
-        let (sum, n) = (self.api.all_reduce, x.rows * x.cols);
-        let (from, to) = (at(x.block.ptr), at(y.block.ptr));
-        // SAFETY: both blocks hold n bf16.
-        move |handle, stream| unsafe { sum(from, to, n, BF16, SUM, handle, stream) }
-    }
-
-    /// `y` becomes everybody's `x`.
-    fn gather(
-        &self,
-        x: &Tensor,
-        y: &Tensor,
-    ) -> impl FnOnce(Handle, *mut c_void) -> Status + use<M> {
-        let (gather, n) = (self.api.all_gather, x.rows * x.cols);
-        let (from, to) = (at(x.block.ptr), at(y.block.ptr));
-        // SAFETY: x holds n bf16, y as many for each member.
-        move |handle, stream| unsafe { gather(from, to, n, BF16, handle, stream) }
-    }
-
     /// `y` becomes this rank's share of everybody's sum of `x`.
-    fn scatter(
-        &self,
-        x: &Tensor,
-        y: &Tensor,
-    ) -> impl FnOnce(Handle, *mut c_void) -> Status + use<M> {
-        let (scatter, n) = (self.api.reduce_scatter, y.rows * y.cols);
-        let (from, to) = (at(x.block.ptr), at(y.block.ptr));
-        // SAFETY: y holds n bf16, x as many for each member.
-        move |handle, stream| unsafe { scatter(from, to, n, BF16, SUM, handle, stream) }
-    }
-
-    /// The same of accumulators.
     fn scatter_float(
         &self,
         x: &Float,
@@ -444,23 +477,15 @@ impl<M: Meet + 'static> Comm<Cuda> for Nccl<M> {
     }
 
     fn all_reduce(&self, x: &Tensor) -> Result<Tensor> {
-        let y = self.cuda.new_tensor(x.rows, x.cols, "a sum over ranks")?;
-        self.call("ncclAllReduce", self.sum(x, &y))?;
-        Ok(y)
+        self.collected(Collective::Sum, x)
     }
 
     fn all_gather(&self, x: &Tensor) -> Result<Tensor> {
-        let rows = x.rows * self.size();
-        let y = self.cuda.new_tensor(rows, x.cols, "gathered ranks")?;
-        self.call("ncclAllGather", self.gather(x, &y))?;
-        Ok(y)
+        self.collected(Collective::Gather, x)
     }
 
     fn reduce_scatter(&self, x: &Tensor) -> Result<Tensor> {
-        let rows = divided("reduce_scatter", x.rows, self.size())?;
-        let y = self.cuda.new_tensor(rows, x.cols, "a share of a sum")?;
-        self.call("ncclReduceScatter", self.scatter(x, &y))?;
-        Ok(y)
+        self.collected(Collective::Share, x)
     }
 
     fn all_to_all(&self, x: &Tensor, send_rows: &[usize], recv_rows: &[usize]) -> Result<Tensor> {
@@ -503,6 +528,11 @@ impl<M: Meet + 'static> Comm<Cuda> for Nccl<M> {
         let (next, before) = ((rank + 1) % size, (rank + size - 1) % size);
         let y = self.cuda.new_tensor(x.rows, x.cols, "a neighbour's rows")?;
         let n = x.rows * x.cols;
+        let direct = self.direct.as_ref();
+        if let Some(direct) = direct.filter(|d| d.takes(Collective::Gather, x, &y)) {
+            direct.fetch(&self.cuda.device.stream, x, &y, before)?;
+            return Ok(y);
+        }
         self.grouped("rotate", |handle, stream| {
             // SAFETY: both blocks hold n bf16.
             unsafe {
@@ -582,28 +612,21 @@ impl<M: Meet + 'static> Comm<Cuda> for Nccl<M> {
     fn begin_reduce_scatter_float(&self, x: Float) -> Result<Begun<Float>> {
         let n = divided("reduce_scatter", x.rows * x.cols, self.size())?;
         let y = self.cuda.new_float(1, n, "a share of a sum")?;
-        let call = self.scatter_float(&x, &y)?;
-        self.begin("ncclReduceScatter", (x, y), call)
+        self.begin((x, y), |x, y| {
+            self.call_on(&self.side, "ncclReduceScatter", self.scatter_float(x, y)?)
+        })
     }
 
     fn begin_all_reduce(&self, x: Tensor) -> Result<Begun<Tensor>> {
-        let y = self.cuda.new_tensor(x.rows, x.cols, "a sum over ranks")?;
-        let call = self.sum(&x, &y);
-        self.begin("ncclAllReduce", (x, y), call)
+        self.begin_collecting(Collective::Sum, x)
     }
 
     fn begin_reduce_scatter(&self, x: Tensor) -> Result<Begun<Tensor>> {
-        let rows = divided("reduce_scatter", x.rows, self.size())?;
-        let y = self.cuda.new_tensor(rows, x.cols, "a share of a sum")?;
-        let call = self.scatter(&x, &y);
-        self.begin("ncclReduceScatter", (x, y), call)
+        self.begin_collecting(Collective::Share, x)
     }
 
     fn begin_all_gather(&self, x: Tensor) -> Result<Begun<Tensor>> {
-        let rows = x.rows * self.size();
-        let y = self.cuda.new_tensor(rows, x.cols, "gathered ranks")?;
-        let call = self.gather(&x, &y);
-        self.begin("ncclAllGather", (x, y), call)
+        self.begin_collecting(Collective::Gather, x)
     }
 
     fn all_gather_float(&self, x: &Float) -> Result<Float> {

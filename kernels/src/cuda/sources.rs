@@ -146,6 +146,11 @@ fn of_chunks(source: Source, heads: DeltaHeads, threads: u32) -> Source {
     }
 }
 
+/// Between so many GPUs.
+pub(super) fn exchange(members: usize) -> Source {
+    source!("exchange/kernel", format!("MEMBERS={members}"))
+}
+
 /// Each lane of a warp holds `PER` experts.
 pub(super) fn routing(experts: usize) -> Source {
     let per = experts.div_ceil(32).next_power_of_two();
@@ -186,6 +191,7 @@ pub(super) fn paged_attention(heads: Heads) -> Source {
 pub fn all(arch: &str) -> Vec<Source> {
     let mut sources = vec![rows(), embedding(), swiglu(), head(), draw(), adamw()];
     sources.extend([8, 128, 256].map(routing));
+    sources.extend([2, 4, 8].map(exchange));
     sources.push(causal_conv(4));
     let heads = DeltaHeads {
         keys: 16,

@@ -31,6 +31,8 @@ const std::pair<const char*, const char*> INSTRUCTIONS[] = {
      "emulator::ldmatrix($1, $2, false);"},
     {R"re(asm volatile\("mma\.sync\.aligned\.m16n8k16[^"]*"[^;]*"\+f"\((\w+)\[0\]\)[^;]*: "r"\((\w+)\[0\]\)[^;]*"r"\((\w+)\[0\]\)[^;]*\);)re",
      "emulator::mma($1, $2, $3);"},
+    {R"re(asm volatile\("st\.release\.sys[^"]*" ::"l"\((\w+)\), "r"\((\w+)\) : "memory"\);)re", "emulator::store_release($1, $2);"},
+    {R"re(asm volatile\("ld\.acquire\.sys[^"]*" : "=r"\((\w+)\) : "l"\((\w+)\) : "memory"\);)re", "$1 = emulator::load_acquire($2);"},
     {R"re(extern __shared__ __align__\(\d+\) u8 (\w+)\[\];)re", "u8* $1 = emulator::shared_memory;"},
 };
 
@@ -40,8 +42,8 @@ std::string as_cpp(std::string text) {
   std::regex kernel(R"(__global__\s+void\s+(?:__launch_bounds__\([^\n]*\)\s+)?(\w+)\s*\()");
   for (std::sregex_iterator it(text.begin(), text.end(), kernel), end; it != end; ++it) {
     std::string name = (*it)[1];
-    calls += "extern \"C\" void call_" + name + "(void** arguments) { emulator::call(&" + name + ", arguments); }\n";
-    calls += "extern \"C\" const size_t* const sizes_" + name + " = emulator::sizes(&" + name + ");\n";
+    calls += "extern \"C\" __attribute__((visibility(\"default\"))) void call_" + name + "(void** arguments) { emulator::call(&" + name + ", arguments); }\n";
+    calls += "extern \"C\" __attribute__((visibility(\"default\"))) const size_t* const sizes_" + name + " = emulator::sizes(&" + name + ");\n";
   }
   return "#include \"" EMULATOR_FOLDER "/device.h\"\n" + text + "\n" + calls;
 }
@@ -76,8 +78,10 @@ API int nvrtcCompileProgram(void* of, int num_options, const char* const* option
   for (int i = 0; i < num_options; i++)
     if (!strncmp(options[i], "-D", 2)) defines += std::string(" '") + options[i] + "'";
   std::string stem = EMULATOR_FOLDER "/kernels/kernel-" + std::to_string(std::hash<std::string>()(text + defines));
-  // Another process or rank may compile the same, or have it open.
-  static std::atomic<int> number{0};
+  // Shared memory is a kernel's own: a variable of an inline function must not be found in another's library.
+  defines += " -fvisibility=hidden";
+  // Another process or thread may compile the same, or have it open.
+  static std::atomic<unsigned> number;
   std::string own = stem + "." + std::to_string(getpid()) + "." + std::to_string(number++);
   std::ofstream(own + ".cpp") << text;
   int status = 0;

@@ -1,6 +1,8 @@
 // What a kernel is compiled with to run on a CPU: CUDA's words as plain C++. A thread is a fiber; where threads meet, each
 // leaves what it has and goes on when all have. See driver.cpp.
 #pragma once
+#include <sched.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -28,9 +30,11 @@ struct Thread {
   Warp* warp;
 };
 
-extern Thread* current;
-extern Size block_index, block_size, grid_size;
-extern unsigned char* shared_memory;
+// Of a thread of the host, which runs one launch at a time; GPUs of several run at once.
+#define OWN __thread __attribute__((tls_model("initial-exec")))
+extern OWN Thread* current;
+extern OWN Size block_index, block_size, grid_size;
+extern OWN unsigned char* shared_memory;
 
 void meet_block();
 void meet_warp();
@@ -104,6 +108,14 @@ inline void mma(float* d, const uint32_t* a, const uint32_t* b) {
   meet_warp();
 }
 
+// Words that other GPUs write, or wait for.
+inline void store_release(uint32_t* to, uint32_t word) { __atomic_store_n(to, word, __ATOMIC_RELEASE); }
+inline uint32_t load_acquire(const uint32_t* from) {
+  uint32_t word = __atomic_load_n(from, __ATOMIC_ACQUIRE);
+  sched_yield();
+  return word;
+}
+
 inline uint32_t bf16(float v) {
   uint32_t word = bits<uint32_t>(v);
   if (std::isnan(v)) return 0x7fffu;
@@ -131,7 +143,7 @@ const size_t* sizes(void (*)(A...)) {
 
 #define __global__
 #define __device__
-#define __shared__ static
+#define __shared__ static __thread
 #define __forceinline__ inline __attribute__((always_inline))
 #define __launch_bounds__(...)
 #define __align__(bytes) __attribute__((aligned(bytes)))

@@ -13,7 +13,6 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
-#include <mutex>
 #include <string>
 #include <vector>
 
@@ -21,9 +20,9 @@
 
 namespace emulator {
 
-Thread* current;
-Size block_index, block_size, grid_size;
-unsigned char* shared_memory;
+OWN Thread* current;
+OWN Size block_index, block_size, grid_size;
+OWN unsigned char* shared_memory;
 
 static const size_t STACK_BYTES = 256 << 10, SHARED_BYTES = 228 << 10;
 
@@ -42,16 +41,16 @@ struct Fiber {
   std::vector<std::vector<Copy>> groups;
 };
 
-static std::vector<Fiber> fibers;
-static std::vector<Warp> warps;
-static unsigned char* stacks;
-static size_t num_stacks;
-static Fiber* running;
-static void* scheduler;
-static int alive, arrived;
-static unsigned turn;
-static void (*kernel)(void**);
-static void** arguments;
+static thread_local std::vector<Fiber> fibers;
+static thread_local std::vector<Warp> warps;
+static thread_local unsigned char* stacks;
+static thread_local size_t num_stacks;
+static thread_local Fiber* running;
+static thread_local void* scheduler;
+static thread_local int alive, arrived;
+static thread_local unsigned turn;
+static thread_local void (*kernel)(void**);
+static thread_local void** arguments;
 
 // Saves what a function may expect to keep, and goes on where `to` was left.
 extern "C" void switch_to(void** save, void* to);
@@ -203,7 +202,6 @@ static const Result OK = 0, OUT_OF_MEMORY = 2, NO_DEVICE = 101, NO_IMAGE = 200, 
 static const int NUM_DEVICES = 4;
 
 static thread_local void* context;
-static std::mutex one_launch;
 
 struct Function {
   void (*call)(void**);
@@ -232,6 +230,8 @@ API Result cuDevicePrimaryCtxRetain(void** made, int device) { *made = reinterpr
 API Result cuDevicePrimaryCtxRelease_v2(int) { return OK; }
 API Result cuCtxSetCurrent(void* to) { context = to; return OK; }
 API Result cuCtxGetCurrent(void** is) { *is = context; return OK; }
+API Result cuDeviceCanAccessPeer(int* can, int, int) { *can = 1; return OK; }
+API Result cuCtxEnablePeerAccess(void*, unsigned) { return OK; }
 API Result cuStreamCreate(void** stream, unsigned) { *stream = new char; return OK; }
 API Result cuStreamDestroy_v2(void* stream) { delete static_cast<char*>(stream); return OK; }
 API Result cuStreamSynchronize(void* stream) { return emulator::outside_capture(stream); }
@@ -320,7 +320,6 @@ API Result cuLaunchKernel(void* asked, unsigned gx, unsigned gy, unsigned gz, un
   return emulator::in_order(stream, [=]() mutable {
     std::vector<void*> arguments;
     for (auto& argument : kept) arguments.push_back(argument.data());
-    std::lock_guard<std::mutex> alone(one_launch);
     emulator::launch(function->call, arguments.data(), {gx, gy, gz}, {bx, by, bz});
   });
 }

@@ -37,6 +37,9 @@ fn one_rank(rank: usize, world: &Arc<World>) -> Result<(), Failure> {
     let share = (GPUS - 1) as f64 / GPUS as f64;
     for mib in MIB {
         let floats = mib << 18;
+        let zeros = |rows: usize, cols| cuda.tensor(rows, cols, &vec![0.0; rows * cols]);
+        let numbers = zeros(GPUS * 512, (mib << 19) / (GPUS * 512))?;
+        let part_of_numbers = zeros(512, (mib << 19) / (GPUS * 512))?;
         let mut whole = cuda.float_zeros(1, floats)?;
         let part = cuda.float_zeros(1, floats / GPUS)?;
         let call = |kind: &str, factor: f64, call: &mut dyn FnMut() -> Result<(), Failure>| {
@@ -61,6 +64,15 @@ fn one_rank(rank: usize, world: &Arc<World>) -> Result<(), Failure> {
             }
             Ok::<(), Failure>(())
         };
+        call("all_reduce bf16", 2.0 * share, &mut || {
+            Ok(group.all_reduce(&numbers).map(drop)?)
+        })?;
+        call("all_gather bf16", share, &mut || {
+            Ok(group.all_gather(&part_of_numbers).map(drop)?)
+        })?;
+        call("reduce_scatter bf16", share, &mut || {
+            Ok(group.reduce_scatter(&numbers).map(drop)?)
+        })?;
         call("all_reduce", 2.0 * share, &mut || {
             Ok(group.all_reduce_float(&mut whole)?)
         })?;

@@ -8,7 +8,8 @@
 //! target/release/examples/nccl --quick --tiny  the same of models that emulated GPUs can train (`kernels/tests/emulator/build.sh`)
 //! target/release/examples/nccl --speed 1.7B --length 4096 --micro 2 --micros 8 --layouts 'dp tp2 pp2,first16' --trace DIR
 //!                                              speed only, with 8 micro-batches of 2 sequences a GPU, and DIR/1.7B-dp2.json
-//! target/release/examples/nccl --bandwidth     collectives only
+//!     [--compact] [--recompute full]           16-bit optimizer states; layers computed again in the backward
+//! target/release/examples/nccl --bandwidth     collectives only; with SLIME_EXCHANGE=nccl all of them NCCL's
 //! target/release/examples/nccl --hand-over 0.6B --layouts 'tp2 pp2'     parameters of ranks to an engine on GPU 0
 //! target/release/examples/nccl --quick --one-gpu threads     both ranks on GPU 0, numbers meeting on the host
 //! NCCL_MULTI_RANK_GPU_ENABLE=1 target/release/examples/nccl --quick --one-gpu nccl      the same through NCCL 2.30 or later
@@ -17,13 +18,15 @@
 //! A line of JSON a measurement; ends with 1 where a layout is off. Read `slime_trainer::parallel` for what a layout is.
 #![allow(clippy::print_stdout, reason = "its output is the result")]
 
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
 use serde_json::json;
 use slime_core::{GroupId, RolloutId, RolloutRecord};
 use slime_kernels::Ops;
 use slime_kernels::cuda::Cuda;
 use slime_kernels::cuda::nccl;
 use slime_model::families::{HfConfig, from_config};
-use slime_model::{ModelSpec, ParamSpec, params};
+use slime_model::{Ffn, ModelSpec, ParamSpec, params};
 use slime_trainer::parallel::trainer::{Weights, gpus, threads};
 use slime_trainer::parallel::{ParallelConfig, ParallelTrainer, Training};
 use slime_trainer::{TrainConfig, Trainer};
@@ -44,10 +47,9 @@ type Failure = Box<dyn Error>;
 
 /// hidden, feed-forward, layers, query heads, vocabulary, tied.
 fn spec(name: &str) -> Result<Arc<ModelSpec>, Failure> {
-    // The tiny one's rows go to all experts: of two that are as good, rounding may choose either.
     let with_experts = match name {
         "small-moe" => Some((512, 128, 4, 16, 4)),
-        "tiny-moe" => Some((128, 64, 2, 4, 4)),
+        "tiny-moe" => Some((128, 64, 2, 4, 2)),
         _ => None,
     };
     if let Some((hidden, dim, layers, experts, chosen)) = with_experts {
@@ -142,6 +144,29 @@ fn config(tokens: usize) -> TrainConfig {
         max_tokens_per_gpu: tokens,
         ..TrainConfig::default()
     }
+}
+
+/// The same with experts for every token, so that rounding chooses no others.
+fn routed(mut records: Vec<RolloutRecord>, spec: &ModelSpec) -> Vec<RolloutRecord> {
+    let mut sizes = spec.layers.iter().filter_map(|layer| match &layer.ffn {
+        Ffn::Moe(moe) => Some((moe.routing.experts, moe.routing.top_k)),
+        Ffn::SwiGlu { .. } => None,
+    });
+    let Some((experts, top_k)) = sizes.next() else {
+        return records;
+    };
+    for record in &mut records {
+        let mut chosen = Vec::new();
+        for token in 0..record.tokens.len() - 1 {
+            for layer in 0..spec.layers.len() {
+                let first = 7 * token + 5 * layer + record.tokens[token] as usize;
+                chosen.extend((0..top_k).map(|k| ((first + k) % experts) as u32));
+            }
+        }
+        let bytes: Vec<u8> = chosen.into_iter().flat_map(u32::to_le_bytes).collect();
+        record.routed_experts = Some(STANDARD.encode(bytes));
+    }
+    records
 }
 
 /// Where ranks are and how they speak.
@@ -241,6 +266,8 @@ fn run() -> Result<bool, Failure> {
         micro: number("--micro", if model == "0.6B" { 4 } else { 2 })?,
         micros: number("--micros", 1)?,
         layouts,
+        compact: has("--compact"),
+        recompute: value("--recompute").map_or("selective", String::as_str),
         trace,
     })?;
     Ok(holds)

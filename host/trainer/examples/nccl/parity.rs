@@ -1,6 +1,6 @@
 //! One GRPO step of every layout against one GPU.
 
-use super::{Failure, Where, config, one, ranks, records, spec};
+use super::{Failure, Where, config, one, ranks, records, routed, spec};
 use serde_json::json;
 use slime_core::Step;
 use slime_kernels::Ops;
@@ -59,8 +59,9 @@ pub(crate) fn check(name: &str, place: Where) -> Result<bool, Failure> {
         false => (16, 64, 192),
     };
     let tokens = count / 2 * (prompt + response);
-    let config = config(tokens);
-    let records = records(count, prompt, response, spec.vocab);
+    let mut config = config(tokens);
+    config.use_rollout_routing_replay = name.ends_with("moe");
+    let records = routed(records(count, prompt, response, spec.vocab), &spec);
     let mut trainer = one(&spec, &config)?;
     let want = trainer.train(&records)?.swap_remove(0);
     let ops = trainer.network().ops().clone();

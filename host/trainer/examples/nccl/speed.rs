@@ -24,6 +24,10 @@ pub(crate) struct Work<'a> {
     pub(crate) micros: usize,
     /// In words, as `tp2` or `pp2,first16`; `dp` adds nothing, since what is left of the GPUs is data-parallel.
     pub(crate) layouts: Vec<&'a str>,
+    /// With optimizer states of 16 bits.
+    pub(crate) compact: bool,
+    /// What the backward computes again: `none`, `selective` or `full`.
+    pub(crate) recompute: &'a str,
     /// Folder for the laps of one more step of each layout.
     pub(crate) trace: Option<&'a Path>,
 }
@@ -39,23 +43,32 @@ pub(crate) fn measure(work: &Work<'_>) -> Result<(), Failure> {
     let mut alone = None;
     let mut report = |layout: &str, gpus: usize, seconds: f64, peak: usize| {
         let rate = (gpus * each * work.length) as f64 / seconds;
-        let one = *alone.get_or_insert(rate);
+        if gpus == 1 {
+            alone = Some(rate);
+        }
         let mfu = rate * spec.train_flops(work.length) / gpus as f64 / DENSE_FLOPS;
         println!(
             "{}",
             json!({
                 "model": work.model, "layout": layout, "length": work.length, "sequences": gpus * each,
                 "micros": work.micros, "step_s": seconds, "tokens_per_s": rate.round(), "mfu": mfu,
-                "efficiency": rate / one / gpus as f64, "peak_gib": peak as f64 / (1u64 << 30) as f64,
+                "efficiency": alone.map(|one| rate / one / gpus as f64), "peak_gib": peak as f64 / (1u64 << 30) as f64,
             })
         );
     };
-    let config = config(work.micro * work.length);
-    let mut single = one(&spec, &config)?;
-    let seconds = timed(|| Ok(single.train(&records(1)).map(drop)?))?;
-    let peak = single.network().ops().peak_bytes();
-    report("one GPU", 1, seconds, peak);
-    drop(single);
+    let mut config = config(work.micro * work.length);
+    config.use_precision_aware_optimizer = work.compact;
+    config.recompute_granularity = serde_json::from_value(work.recompute.into())?;
+    let single = || -> Result<(f64, usize), Failure> {
+        let mut trainer = one(&spec, &config)?;
+        let seconds = timed(|| Ok(trainer.train(&records(1)).map(drop)?))?;
+        Ok((seconds, trainer.network().ops().peak_bytes()))
+    };
+    match single() {
+        Ok((seconds, peak)) => report("one GPU", 1, seconds, peak),
+        // A model that only several GPUs hold.
+        Err(why) => println!("{}", json!({"layout": "one GPU", "error": why.to_string()})),
+    }
     for words in &work.layouts {
         let words = words.strip_prefix("dp").unwrap_or(words);
         let parallel = ParallelConfig::from_words(words, GPUS)?;
