@@ -161,6 +161,7 @@ impl LayerSpec {
         }
         let gated = |width: usize| 2 * width + only(all, width);
         kept.numbers += match &self.ffn {
+            Ffn::SwiGlu { .. } if recompute == Recompute::Mlp => 0,
             Ffn::SwiGlu { hidden } => gated(*hidden),
             Ffn::Moe(moe) => 2 * moe.routing.top_k * moe.hidden + moe.shared.map_or(0, gated),
         };

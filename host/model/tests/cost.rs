@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use slime_model::layers::Recompute;
-use slime_model::{ModelSpec, families};
+use slime_model::{Ffn, ModelSpec, families};
 
 fn published(name: &str) -> ModelSpec {
     let path = format!(
@@ -98,9 +98,19 @@ fn latent_attention_caches_one_row_whatever_the_number_of_heads() {
 fn recomputing_more_keeps_less() {
     for (name, ..) in TOTALS {
         let spec = published(name);
-        let kept =
-            [Recompute::None, Recompute::Selective, Recompute::Full].map(|r| spec.kept(r).numbers);
-        assert!(kept[0] > kept[1] && kept[1] > kept[2], "{name}: {kept:?}");
-        assert_eq!(kept[2], spec.layers.len() * spec.hidden);
+        let kept = [
+            Recompute::None,
+            Recompute::Selective,
+            Recompute::Mlp,
+            Recompute::Full,
+        ]
+        .map(|r| spec.kept(r).numbers);
+        assert!(kept[0] > kept[1] && kept[2] > kept[3], "{name}: {kept:?}");
+        assert_eq!(kept[3], spec.layers.len() * spec.hidden);
+        let mlps = spec.layers.iter().map(|layer| match layer.ffn {
+            Ffn::SwiGlu { hidden } => 2 * hidden,
+            Ffn::Moe(_) => 0,
+        });
+        assert_eq!(kept[1] - kept[2], mlps.sum::<usize>(), "{name}");
     }
 }

@@ -172,7 +172,12 @@ fn replayed_routes_of_another_pass_give_its_bits_however_much_is_recomputed() {
             }
         }
         let free = gradients(&network, &ids, &wanted, Recompute::None, None);
-        for recompute in [Recompute::None, Recompute::Selective, Recompute::Full] {
+        for recompute in [
+            Recompute::None,
+            Recompute::Selective,
+            Recompute::Mlp,
+            Recompute::Full,
+        ] {
             let replayed = gradients(&network, &ids, &wanted, recompute, Some(&routes));
             assert!(free == replayed, "{model} {recompute:?}");
         }

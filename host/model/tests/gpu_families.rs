@@ -212,7 +212,12 @@ fn every_family_trains_and_serves_on_a_gpu_as_on_the_cpu() {
         names.extend(params(&spec).into_iter().map(|param| param.name));
         let [want, moved] = [&here, &near].map(|n| trained(n, Recompute::None));
         let mut found = Vec::new();
-        for recompute in [Recompute::None, Recompute::Selective, Recompute::Full] {
+        for recompute in [
+            Recompute::None,
+            Recompute::Selective,
+            Recompute::Mlp,
+            Recompute::Full,
+        ] {
             let got = trained(&there, recompute);
             found.push(farthest(&got, &want, &moved, &names));
         }

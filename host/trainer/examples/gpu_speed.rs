@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! cargo run --release -p slime-trainer --example gpu_speed -- 0.6B[,1.7B,4B,8B,30B-A3B/8] [--batch 4] [--length 4096]
-//!     [--steps 4] [--warmup 2] [--recompute none|selective|full] [--recompute-layers N] [--compact] [--log-probs]
+//!     [--steps 4] [--warmup 2] [--recompute none|selective|mlp|full] [--recompute-layers N] [--compact] [--log-probs]
 //!     [--head-rows N] [--profile]
 //! ```
 //!

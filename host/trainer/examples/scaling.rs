@@ -153,6 +153,8 @@ fn row(name: &str, gpus: usize, c: &Candidate, workload: Workload) {
     let again = match c.recompute {
         (Recompute::None, _) => "nothing".to_owned(),
         (Recompute::Selective, _) => "elementwise".to_owned(),
+        (Recompute::Mlp, Some(layers)) => format!("{layers} MLPs"),
+        (Recompute::Mlp, None) => "MLPs".to_owned(),
         (Recompute::Full, Some(layers)) => format!("{layers} layers"),
         (Recompute::Full, None) => "all layers".to_owned(),
     };

@@ -521,7 +521,7 @@ pub(crate) fn refuse_replay_without_experts(config: &TrainConfig, spec: &ModelSp
 pub(crate) fn recompute_of(config: &TrainConfig, layers: usize) -> Vec<Recompute> {
     let deep = config.recompute_num_layers.unwrap_or(layers);
     let rest = match config.recompute_granularity {
-        Recompute::Full => Recompute::Selective,
+        Recompute::Full | Recompute::Mlp => Recompute::Selective,
         Recompute::Selective | Recompute::None => Recompute::None,
     };
     (0..layers)

@@ -210,6 +210,7 @@ fn recomputing_more_or_less_gives_the_same_bits() {
         };
         let none = bits(Recompute::None);
         assert!(none == bits(Recompute::Selective), "{model} selective");
+        assert!(none == bits(Recompute::Mlp), "{model} mlp");
         assert!(none == bits(Recompute::Full), "{model} full");
     }
 }

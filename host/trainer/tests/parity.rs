@@ -208,7 +208,12 @@ fn check_metrics(got: &TrainMetrics, want: &Value, tolerance: f64, model: &str) 
 
 #[test]
 fn grpo_losses_and_gradients_equal_pytorch_in_f64() {
-    for recompute in [Recompute::None, Recompute::Selective, Recompute::Full] {
+    for recompute in [
+        Recompute::None,
+        Recompute::Selective,
+        Recompute::Mlp,
+        Recompute::Full,
+    ] {
         grpo_matches(&f64_cpu(), recompute, Precision::F64);
     }
 }

@@ -15,6 +15,9 @@ pub enum Recompute {
     /// Rebuild what is elementwise: norm outputs, rotated rows, the activation.
     #[default]
     Selective,
+    /// Also the first product of a gated MLP, which is most of what such a block keeps: Megatron's modules `layernorm mlp`. Of
+    /// experts no more than `Selective`.
+    Mlp,
     /// Keep only the block's input.
     Full,
 }
@@ -65,7 +68,7 @@ impl Block {
         let (middle, attention) = self
             .attention
             .forward(stream, sequences, rows, pass, keep_all)?;
-        let (after, mlp) = self.mlp.forward(middle, pass, keep_all)?;
+        let (after, mlp) = self.mlp.forward(middle, pass, recompute)?;
         Ok((after, SavedBlock::Parts(attention, mlp)))
     }
 

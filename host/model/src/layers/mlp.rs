@@ -3,7 +3,8 @@
 //! The body is the gated MLP, `down(silu(gate x) · up x)` with gate and up as one matrix, or a [`Moe`].
 
 use super::norm::{PostNorm, SavedPost};
-use super::{Gradients, Linear, Moe, Norm, Pass, SavedMoe, Stream, Weights};
+use super::{Gradients, Linear, Moe, Norm, Pass, Recompute, SavedMoe, Stream, Weights};
+use slime_kernels::comm::Begun;
 use slime_kernels::{Ops, Result};
 
 /// Norm and body of one block.
@@ -60,6 +61,8 @@ pub struct SavedMlp<O: Ops> {
 /// What a body keeps.
 enum SavedBody<O: Ops> {
     Gated(SavedGated<O>),
+    /// A gated MLP makes all of it again.
+    Nothing,
     Moe(SavedMoe<O>),
 }
 
@@ -164,11 +167,11 @@ impl Mlp {
                     post: None,
                 })
             }
-            _ => Ok(self.forward(stream, pass, true)?.1),
+            _ => Ok(self.forward(stream, pass, Recompute::None)?.1),
         }
     }
 
-    /// The stream before → the stream after. Without `keep_all`, what is elementwise is left to be rebuilt.
+    /// The stream before → the stream after, and what `recompute` does not leave to be made again.
     ///
     /// # Errors
     /// The device failed.
@@ -176,14 +179,19 @@ impl Mlp {
         &self,
         stream: Stream<O>,
         pass: Pass<'_, O>,
-        keep_all: bool,
+        recompute: Recompute,
     ) -> Result<(Stream<O>, SavedMlp<O>)> {
+        let keep_all = recompute == Recompute::None;
         let x = self.norm.forward(stream, pass.ops, pass.weights)?;
         let (delta, body) = match &self.body {
             Body::Gated(gated) => {
                 let input = pass.peers.enter(&x.out)?;
                 let (y, saved) = gated.forward(&input, pass.ops, pass.weights, keep_all)?;
-                (pass.peers.leave(y)?, SavedBody::Gated(saved))
+                let saved = match recompute {
+                    Recompute::Mlp => SavedBody::Nothing,
+                    _ => SavedBody::Gated(saved),
+                };
+                (pass.peers.leave(y)?, saved)
             }
             Body::Moe(moe) => {
                 let (y, saved) = moe.forward(&x.out, pass, keep_all)?;
@@ -239,7 +247,9 @@ impl Mlp {
         pass: Pass<'_, O>,
         grads: &mut Gradients<O>,
     ) -> Result<O::Tensor> {
-        if let (Body::Gated(gated), None, None) = (&self.body, &saved.normed, &pass.peers.tp) {
+        if let (Body::Gated(gated), SavedBody::Gated(_), None, None) =
+            (&self.body, &saved.body, &saved.normed, &pass.peers.tp)
+        {
             return self.backward_rebuilding(gated, dstream, saved, pass, grads);
         }
         let (ops, weights) = (pass.ops, pass.weights);
@@ -257,6 +267,19 @@ impl Mlp {
                 let (linear, on) = (&gated.gate_up, (ops, weights));
                 pass.peers
                     .backward_of_entered(linear, &dgate_up, rows, on, grads)?
+            }
+            (Body::Gated(gated), SavedBody::Nothing) => {
+                let rows = pass.peers.enter(&normed()?)?;
+                let gate_up = gated.gate_up.forward(&rows, ops, weights)?;
+                let saved = SavedGated {
+                    gate_up,
+                    activated: None,
+                };
+                let dy = pass.peers.leave_backward(&dy)?;
+                let dgate_up = gated.backward_of_down(&dy, saved, ops, weights, grads)?;
+                let (linear, on) = (&gated.gate_up, (ops, weights));
+                pass.peers
+                    .backward_of_entered(linear, &dgate_up, Begun::done(rows), on, grads)?
             }
             (Body::Moe(moe), SavedBody::Moe(saved)) => {
                 moe.backward(&dy, normed, saved, pass, grads)?

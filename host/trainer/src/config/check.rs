@@ -106,7 +106,7 @@ impl TrainConfig {
         }
         if self.recompute_num_layers.is_some() && self.recompute_granularity == Recompute::None {
             let detail =
-                "has no effect with recompute_granularity = none; choose selective or full";
+                "has no effect with recompute_granularity = none; choose selective, mlp or full";
             add("recompute_num_layers", detail.into());
         }
     }

@@ -110,7 +110,7 @@ pub struct TrainConfig {
     pub max_tokens_per_gpu: usize,
     /// What is computed again in the backward pass.
     pub recompute_granularity: Recompute,
-    /// Only the first layers, this many, recompute so; of `full` the rest recompute selectively, of `selective` nothing.
+    /// Only the first layers, this many, recompute so; of `full` and `mlp` the rest recompute selectively, of `selective` nothing.
     pub recompute_num_layers: Option<usize>,
     /// Rows whose logits exist at once; chosen by the vocabulary's size when not given.
     pub log_probs_chunk_size: Option<usize>,

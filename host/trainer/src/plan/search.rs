@@ -74,11 +74,17 @@ pub fn evaluate(
     let records = workload.records();
     let layers = spec.layers.len();
     let mut choices = vec![(Recompute::None, None), (Recompute::Selective, None)];
-    choices.extend(
-        (1..=4)
-            .map(|quarter| (Recompute::Full, Some(layers * quarter / 4)))
-            .filter(|(_, n)| *n > Some(0)),
-    );
+    let has_mlps = spec
+        .layers
+        .iter()
+        .any(|layer| matches!(layer.ffn, Ffn::SwiGlu { .. }));
+    for granularity in [Recompute::Mlp, Recompute::Full] {
+        choices.extend(
+            (1..=4)
+                .map(|quarter| (granularity, Some(layers * quarter / 4)))
+                .filter(|(_, n)| *n > Some(0) && (has_mlps || granularity == Recompute::Full)),
+        );
+    }
     let stages: Vec<usize> = stages_of(parallel).collect();
     let most = choices.len() - 1;
     for (number, choice) in choices.into_iter().enumerate() {

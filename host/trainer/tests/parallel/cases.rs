@@ -460,6 +460,7 @@ fn recompute(all: &mut Vec<Case>) {
         ("nothing again", Recompute::None, None),
         ("everything again", Recompute::Full, None),
         ("3 layers again", Recompute::Full, Some(3)),
+        ("MLPs again", Recompute::Mlp, None),
     ] {
         let row = case("recompute", name, sequence_parallel(sizes(2, 2, 1, 1)));
         all.push(row.with(|c| {

@@ -249,6 +249,7 @@ fn pitfall_19_recomputing_changes_no_bit_and_no_choice_of_experts() {
         };
         let kept = of(Recompute::None, None);
         assert!(of(Recompute::Selective, None) == kept);
+        assert!(of(Recompute::Mlp, None) == kept);
         assert!(of(Recompute::Full, None) == kept);
         assert!(of(Recompute::Full, Some(2)) == kept);
     }

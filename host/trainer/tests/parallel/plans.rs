@@ -172,6 +172,7 @@ fn the_plans_memory_is_what_the_cpus_pool_really_hands_out() {
         (plain, ParallelConfig::default(), Recompute::None),
         (plain, ParallelConfig::default(), Recompute::Selective),
         (plain, sizes(1, 1, 1, 2), Recompute::Full),
+        (plain, sizes(1, 1, 1, 1), Recompute::Mlp),
         (
             plain,
             sequence_parallel(sizes(2, 2, 1, 1)),

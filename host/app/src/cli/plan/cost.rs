@@ -9,9 +9,10 @@ use std::fmt::Write;
 const STATE_BYTES: u64 = 2 + 4 + 4 + 4 + 4;
 /// Tokens of a block of the embedded engine's cache.
 const CACHE_BLOCK_TOKENS: usize = 16;
-const RECOMPUTE: [(&str, Recompute); 3] = [
+const RECOMPUTE: [(&str, Recompute); 4] = [
     ("none", Recompute::None),
     ("selective", Recompute::Selective),
+    ("mlp", Recompute::Mlp),
     ("full", Recompute::Full),
 ];
 

@@ -194,6 +194,8 @@ fn row(text: &mut String, gpus: usize, c: &Candidate, workload: Workload) {
     let again = match c.recompute {
         (Recompute::None, _) => "nothing".to_owned(),
         (Recompute::Selective, _) => "elementwise".to_owned(),
+        (Recompute::Mlp, Some(layers)) => format!("{layers} MLPs"),
+        (Recompute::Mlp, None) => "MLPs".to_owned(),
         (Recompute::Full, Some(layers)) => format!("{layers} layers"),
         (Recompute::Full, None) => "all".to_owned(),
     };

@@ -172,7 +172,7 @@ pub(super) const FLAGS: &[Flag] = &[
     one(Train, "adam-eps", "train.adam_eps", "E", "AdamW's epsilon"),
     one(Train, "clip-grad", "train.clip_grad", "N", "Largest gradient norm; 0 does not clip"),
     yes(Train, "use-precision-aware-optimizer", "train.use_precision_aware_optimizer", "Optimizer states in 16 bits a number, on GPUs"),
-    one(Train, "recompute-granularity", "train.recompute_granularity", "NAME", "none, selective or full"),
+    one(Train, "recompute-granularity", "train.recompute_granularity", "NAME", "none, selective, mlp or full"),
     one(Train, "recompute-num-layers", "train.recompute_num_layers", "N", "Only the first layers recompute"),
     one(Train, "log-probs-chunk-size", "train.log_probs_chunk_size", "N", "Rows whose logits exist at once"),
     one(Train, "tensor-model-parallel-size", "train.tensor_model_parallel_size", "N", "Ranks that share each matrix"),
