@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Thread blocks of an exchange that nothing runs beside, and of one that leaves multiprocessors to other work.
-const BLOCKS: [usize; 2] = [128, 32];
+const BLOCKS: [usize; 2] = [128, 64];
 const THREADS: usize = 512;
 /// Vectors that a thread reads at once.
 const UNROLL: usize = 4;

@@ -218,10 +218,11 @@ impl Inner {
         let found = self.candidates(&plan)?;
         plan.algo = found[0].algo;
         if found.len() > 1 {
-            let scratch = device.pool.take(
-                shape.m * shape.n * if shape.float_out { 4 } else { 2 },
-                "a matrix product trial",
-            )?;
+            let bytes = shape.m * shape.n * if shape.float_out { 4 } else { 2 };
+            let Ok(scratch) = device.pool.take(bytes, "a matrix product trial") else {
+                // No room to try them: the library's first choice, and another time is another chance.
+                return Ok(plan);
+            };
             let beta = if shape.accumulate { 1.0 } else { 0.0 };
             // In rounds, so that a change of the card's clock meets all of them.
             let mut best = vec![f32::INFINITY; found.len()];

@@ -12,7 +12,7 @@ use super::exchange::{Collective, Exchange, Lane};
 use super::{Cuda, Float, Tensor, driver, library};
 use crate::comm::{Begun, Comm, Group, Meet, Reduce, World};
 use crate::{Error, Result};
-use cudarc::driver::{CudaEvent, CudaStream};
+use cudarc::driver::{CudaEvent, CudaStream, result};
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use std::collections::VecDeque;
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -297,6 +297,7 @@ impl<M: Meet + 'static> Nccl<M> {
             true => Some([post()?, post()?]),
             false => None,
         };
+        let (_, first) = result::stream::get_priority_range().map_err(driver)?;
         let direct = Exchange::between(&cuda, &host, !place.travels())?;
         if let Some(direct) = &direct {
             let ended = Arc::downgrade(direct.ended());
@@ -311,7 +312,12 @@ impl<M: Meet + 'static> Nccl<M> {
             host,
             direct,
             line: main,
-            side: cuda.device.context.new_stream().map_err(driver)?,
+            // What is begun early comes before what it runs beside: others wait for it.
+            side: cuda
+                .device
+                .context
+                .new_stream_with_priority(first)
+                .map_err(driver)?,
             posts,
             cuda,
         })

@@ -52,26 +52,27 @@ __device__ __forceinline__ void part(Letter* const* boxes, int rank, u32 turn, c
   }
 }
 
+// Vectors that a thread has under way of each member.
+#define AT_ONCE (MEMBERS <= 2 ? 4 : MEMBERS <= 4 ? 2 : 1)
+
 // y[m · n ..] = x of member m, for all members; or, if `from` is one of them, y = its x. n counts vectors of 8.
 extern "C" __global__ void __launch_bounds__(512)
     exchange_gather(Letter* const* boxes, int rank, const u16* x, u16* y, i64 n, int from, int turn, const u32* ended) {
   __shared__ const u16* all[MEMBERS];
   if (!meet(boxes, rank, x, turn, ended, all)) return;
   i64 first = blockIdx.x * (i64)blockDim.x + threadIdx.x, stride = (i64)gridDim.x * blockDim.x;
-  for (int hop = 1; hop <= MEMBERS; hop++) {
-    int member = (rank + hop) % MEMBERS;
-    if (from >= 0 && member != from) continue;
-    const u16* source = all[member];
-    u16* to = from >= 0 ? y : y + 8 * n * member;
-    for (i64 i = first; i < n; i += 4 * stride) {
-      Vec8 v[4];
+  for (i64 i = first; i < n; i += AT_ONCE * stride) {
+    Vec8 v[AT_ONCE][MEMBERS];
 #pragma unroll
-      for (int k = 0; k < 4; k++)
-        if (i + k * stride < n) v[k] = load8(source + 8 * (i + k * stride));
+    for (int k = 0; k < AT_ONCE; k++)
 #pragma unroll
-      for (int k = 0; k < 4; k++)
-        if (i + k * stride < n) store8(to + 8 * (i + k * stride), v[k]);
-    }
+      for (int m = 0; m < MEMBERS; m++)
+        if (i + k * stride < n && (from < 0 || m == from)) v[k][m] = load8(all[m] + 8 * (i + k * stride));
+#pragma unroll
+    for (int k = 0; k < AT_ONCE; k++)
+#pragma unroll
+      for (int m = 0; m < MEMBERS; m++)
+        if (i + k * stride < n && (from < 0 || m == from)) store8(y + 8 * ((from < 0 ? m * n : 0) + i + k * stride), v[k][m]);
   }
   part(boxes, rank, turn, ended);
 }
@@ -82,7 +83,6 @@ extern "C" __global__ void __launch_bounds__(512)
   __shared__ const u16* all[MEMBERS];
   if (!meet(boxes, rank, x, turn, ended, all)) return;
   i64 first = blockIdx.x * (i64)blockDim.x + threadIdx.x, stride = (i64)gridDim.x * blockDim.x;
-  const int AT_ONCE = MEMBERS <= 2 ? 4 : MEMBERS <= 4 ? 2 : 1;
   for (i64 i = first; i < n; i += AT_ONCE * stride) {
     Vec8 v[AT_ONCE][MEMBERS];
 #pragma unroll

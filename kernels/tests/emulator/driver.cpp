@@ -233,6 +233,8 @@ API Result cuCtxGetCurrent(void** is) { *is = context; return OK; }
 API Result cuDeviceCanAccessPeer(int* can, int, int) { *can = 1; return OK; }
 API Result cuCtxEnablePeerAccess(void*, unsigned) { return OK; }
 API Result cuStreamCreate(void** stream, unsigned) { *stream = new char; return OK; }
+API Result cuStreamCreateWithPriority(void** stream, unsigned, int) { *stream = new char; return OK; }
+API Result cuCtxGetStreamPriorityRange(int* least, int* greatest) { *least = *greatest = 0; return OK; }
 API Result cuStreamDestroy_v2(void* stream) { delete static_cast<char*>(stream); return OK; }
 API Result cuStreamSynchronize(void* stream) { return emulator::outside_capture(stream); }
 API Result cuStreamWaitEvent(void*, void*, unsigned) { return OK; }

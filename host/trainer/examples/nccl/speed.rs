@@ -73,6 +73,7 @@ pub(crate) fn measure(work: &Work<'_>) -> Result<(), Failure> {
         let words = words.strip_prefix("dp").unwrap_or(words);
         let parallel = ParallelConfig::from_words(words, GPUS)?;
         let (mut trainer, devices) = ranks(&spec, &parallel, &config, Where::Apart)?;
+        eprintln!("{}: ranks are there", parallel.short());
         let records = records(GPUS);
         let seconds = timed(|| Ok(trainer.train(&records).map(drop)?))?;
         let peak = devices.iter().map(|cuda| cuda.peak_bytes()).max();
@@ -90,7 +91,9 @@ pub(crate) fn measure(work: &Work<'_>) -> Result<(), Failure> {
 
 /// Seconds of a step, after one that is not counted.
 fn timed(mut step: impl FnMut() -> Result<(), Failure>) -> Result<f64, Failure> {
+    let began = Instant::now();
     step()?;
+    eprintln!("first step: {:.1} s", began.elapsed().as_secs_f64());
     let began = Instant::now();
     for _ in 0..STEPS {
         step()?;
