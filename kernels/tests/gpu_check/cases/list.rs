@@ -236,10 +236,22 @@ pub(crate) fn all() -> Vec<Case> {
             "head",
             Body::Head {
                 rows,
-                hidden: 64,
+                hidden: Some(64),
                 cols,
                 vocab,
                 temperature,
+            },
+        );
+    }
+    for (rows, cols, vocab) in [(1, 1000, 1000), (7, 1008, 1003), (65, 20_000, 20_000)] {
+        add(
+            "logits",
+            Body::Head {
+                rows,
+                hidden: None,
+                cols,
+                vocab,
+                temperature: 0.9,
             },
         );
     }
@@ -284,7 +296,7 @@ impl Case {
                 matches!(heads.dim, 64 | 192) && heads.query == 4 && spans.len() == 3 && few
             }
             Body::Paged { heads, .. } => matches!(heads.dim, 64 | 576) && heads.query == 4,
-            Body::Head { rows, .. } => *rows == 7,
+            Body::Head { rows, hidden, .. } => *rows == 7 && hidden.is_some(),
             Body::AdamW { count } | Body::SumSquares { count } => matches!(count, 1000 | 1003),
             Body::Family(body) => body.is_quick(),
         }

@@ -96,7 +96,8 @@ enum Body {
     },
     Head {
         rows: usize,
-        hidden: usize,
+        /// None: logits are given, and nothing of cublasLt's runs.
+        hidden: Option<usize>,
         cols: usize,
         vocab: usize,
         temperature: f64,

@@ -445,12 +445,14 @@ impl Body {
                 vocab,
                 temperature,
             } => {
-                let (h, w) = (
-                    tensor(o, 1, rows, hidden)?,
-                    scaled(o, 2, cols, hidden, 0.125)?,
-                );
                 let targets = o.ids(&ids(3, rows, vocab))?;
-                let logits = o.logits(&h, &w)?;
+                let logits = match hidden {
+                    Some(hidden) => o.logits(
+                        &tensor(o, 1, rows, hidden)?,
+                        &scaled(o, 2, cols, hidden, 0.125)?,
+                    )?,
+                    None => o.float(rows, cols, &numbers(4, rows * cols))?,
+                };
                 out.float("logits", Kind::Float, &logits)?;
                 let stats = o.token_stats(&logits, &targets, 1.0 / temperature, vocab)?;
                 out.put("logprob", Kind::Float, stats.logprob.clone());
