@@ -3,7 +3,7 @@
 //!
 //! Sizes are rounded up, rows to 1, 2, 4, 8, 16, 24, … and the longest context to a power of two; rows that are too many
 //! belong to nobody and write to a block that is nobody's. The first step of a size runs as any other, the second is
-//! recorded. It knows no layer; a model whose steps the host takes part in (choosing experts, say) runs without.
+//! recorded. New weights are put where the old ones were, so recordings outlive them. It knows no layer; a model whose steps the host takes part in (choosing experts, say) runs without.
 
 use crate::Result;
 use slime_kernels::{Ops, PagedSequence, Replay};
@@ -60,11 +60,6 @@ impl<O: Ops> Decoder<O> {
     /// Steps that were replayed so far.
     pub(crate) fn replays(&self) -> u64 {
         self.replays
-    }
-
-    /// Other weights are about to come: what was recorded reads the old ones.
-    pub(crate) fn forget(&mut self) {
-        self.recordings.clear();
     }
 
     /// Hidden rows of a step in which every sequence has one row, which is wanted; `None` of others.
@@ -130,7 +125,7 @@ impl<O: Ops> Decoder<O> {
                 Err(why) => {
                     tracing::warn!(why, "decoding without CUDA graphs");
                     let hidden = network.forward_step(&recording.step, rows.sequences, cache)?;
-                    self.forget();
+                    self.recordings.clear();
                     self.most_rows = 0;
                     return Ok(hidden);
                 }

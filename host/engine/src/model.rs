@@ -129,6 +129,16 @@ impl<O: Ops> Served<O> {
         of_layer.max().unwrap_or(0)
     }
 
+    /// Parameters in the place of the old ones, where recorded steps find them.
+    fn replace(&mut self, tensors: impl Iterator<Item = (usize, O::Tensor)>) -> Result<()> {
+        let ops = self.network.ops().clone();
+        let weights = self.network.weights_mut();
+        for (index, tensor) in tensors {
+            ops.assign_tensor(&mut weights.0[index], &tensor)?;
+        }
+        Ok(())
+    }
+
     fn remember(&mut self, slots: &[usize], routes: &Routes) {
         let (layers, top_k) = (routes.layers.len(), self.top_k());
         for (layer, experts) in routes.layers.iter().enumerate() {
@@ -255,13 +265,9 @@ impl<O: Ops> Forward for Served<O> {
     }
 
     fn install(&mut self, weights: Checked<O>) -> Result<()> {
-        self.decoder.forget();
         let pieces = match weights {
             Checked::Pieces(pieces) => pieces,
-            Checked::Whole(tensors) => {
-                self.network.weights_mut().0 = tensors;
-                return Ok(());
-            }
+            Checked::Whole(tensors) => return self.replace(tensors.into_iter().enumerate()),
         };
         let mut by_param: BTreeMap<usize, Vec<Piece>> = BTreeMap::new();
         for piece in pieces {
@@ -290,11 +296,7 @@ impl<O: Ops> Forward for Served<O> {
             };
             uploaded.push((index, ops.tensor(param.rows, param.cols, &values)?));
         }
-        let weights = self.network.weights_mut();
-        for (index, tensor) in uploaded {
-            weights.0[index] = tensor;
-        }
-        Ok(())
+        self.replace(uploaded.into_iter())
     }
 
     fn checksums(&self) -> Result<Vec<(String, u64)>> {

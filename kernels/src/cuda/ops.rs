@@ -174,6 +174,15 @@ impl Ops for Cuda {
         Ok(copies)
     }
 
+    fn assign_tensor(&self, to: &mut Tensor, from: &Tensor) -> Result<()> {
+        let (has, gets) = (self.shape(to), self.shape(from));
+        expect("assign_tensor", has == gets, || {
+            format!("{gets:?} in the place of {has:?}")
+        })?;
+        self.device
+            .copy(&from.block, &to.block, to.rows * to.cols * 2)
+    }
+
     fn all_finite(&self, tensors: &[Tensor]) -> Result<bool> {
         let (mut sum, mut held, mut wide) = (0.0, 0, Vec::new());
         for x in tensors {

@@ -68,6 +68,12 @@ pub trait Ops: Send + Sync + 'static {
     fn adopt(&self, other: &Self, tensors: &[Self::Tensor]) -> Result<Vec<Self::Tensor>> {
         through_host(self, other, tensors)
     }
+    /// The numbers of `from`, of the same shape, in the place of `to`'s, whose storage nobody shares: what was recorded reads
+    /// them from then on.
+    fn assign_tensor(&self, to: &mut Self::Tensor, from: &Self::Tensor) -> Result<()> {
+        *to = from.clone();
+        Ok(())
+    }
     /// Whether every number is finite.
     fn all_finite(&self, tensors: &[Self::Tensor]) -> Result<bool> {
         for x in tensors {

@@ -21,7 +21,7 @@ fn spec(model_type: &str, more: &Value) -> Arc<ModelSpec> {
         "model_type": model_type, "vocab_size": 264, "hidden_size": 128, "intermediate_size": 192,
         "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64,
         "max_position_embeddings": 2048, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "hidden_act": "silu",
-        "tie_word_embeddings": true, "attention_bias": false, "initializer_range": 0.2,
+        "tie_word_embeddings": true, "initializer_range": 0.2,
     });
     for (key, value) in more.as_object().unwrap() {
         config[key] = value.clone();
@@ -154,24 +154,36 @@ async fn graphs_sample_what_plain_steps_sample_under_every_version_of_the_weight
     if !gpu::is_here("graphs_sample_what_plain_steps_sample_under_every_version_of_the_weights") {
         return;
     }
-    for family in ["llama", "qwen3"] {
+    let spec = spec("qwen3", &json!({}));
+    let plain = Server::start(&spec, 0).await;
+    let graphs = Server::start(&spec, 256).await;
+    let (want, plain_steps) = plain.answers(&spec).await;
+    let (got, steps) = graphs.answers(&spec).await;
+    assert_ne!(want[0], want[1]);
+    assert_ne!(want[1], want[2]);
+    assert_eq!(got, want);
+    assert_eq!(plain_steps.map(|[_, replayed]| replayed), [0; 3]);
+    let mut before = [0, 0];
+    for steps in steps {
+        let [plain, replayed] = [0, 1].map(|i| steps[i] - before[i]);
+        println!("{plain} plain decode steps, {replayed} replayed");
+        // Of each size the first: 1 to 8 rows, contexts up to 512 and beyond.
+        assert!(plain <= 8 && replayed >= 8, "{plain}, {replayed}");
+        before = steps;
+    }
+}
+
+#[tokio::test]
+async fn every_dense_family_decodes_with_graphs() {
+    if !gpu::is_here("every_dense_family_decodes_with_graphs") {
+        return;
+    }
+    for family in ["llama", "qwen2", "glm4"] {
         let spec = spec(family, &json!({}));
         let plain = Server::start(&spec, 0).await;
         let graphs = Server::start(&spec, 256).await;
-        let (want, plain_steps) = plain.answers(&spec).await;
-        let (got, steps) = graphs.answers(&spec).await;
-        assert_ne!(want[0], want[1]);
-        assert_ne!(want[1], want[2]);
-        assert_eq!(got, want, "{family}");
-        assert_eq!(plain_steps.map(|[_, replayed]| replayed), [0; 3]);
-        let mut before = [0, 0];
-        for steps in steps {
-            let [plain, replayed] = [0, 1].map(|i| steps[i] - before[i]);
-            println!("{family}: {plain} plain decode steps, {replayed} replayed");
-            // Of each size the first: 1 to 8 rows, contexts up to 512 and beyond.
-            assert!(plain <= 8 && replayed >= 8, "{plain}, {replayed}");
-            before = steps;
-        }
+        assert_eq!(graphs.ask(1, 9, 7).await, plain.ask(1, 9, 7).await);
+        assert_eq!(graphs.decode_steps().await, [1, 5], "{family}");
     }
 }
 
