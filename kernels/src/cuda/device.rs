@@ -272,13 +272,32 @@ impl Device {
 
     /// `len` bf16 as f32: widened on all cores while the next ones are on their way.
     pub(super) fn download_halves(&self, block: &Block, len: usize) -> Result<Vec<f32>> {
+        let mut values = vec![0.0; len];
+        self.each_half(block, &mut values, |half| bf16::from_bits(half).to_f32())?;
+        Ok(values)
+    }
+
+    /// The bits of `len` bf16.
+    pub(super) fn download_bits(&self, block: &Block, len: usize) -> Result<Vec<u16>> {
+        let mut bits = vec![0; len];
+        self.each_half(block, &mut bits, |half| half)?;
+        Ok(bits)
+    }
+
+    /// What `of` makes of each bf16, on all cores while the next ones are on their way.
+    fn each_half<T: Send>(
+        &self,
+        block: &Block,
+        values: &mut [T],
+        of: impl Fn(u16) -> T + Sync,
+    ) -> Result<()> {
         const CHUNK: usize = 8 << 20;
+        let len = values.len();
         // A block is longer than its numbers, so that half a word more may be read.
         let fetch = |at: usize| {
             let words = CHUNK.min(len - at).div_ceil(2);
             self.fetch(block.ptr + 2 * at as u64, words)
         };
-        let mut values = vec![0.0; len];
         let mut coming = (len > 0).then(|| fetch(0)).transpose()?;
         for at in (0..len).step_by(CHUNK) {
             let here = coming.take();
@@ -294,12 +313,12 @@ impl Device {
                     .zip(halves.par_chunks(1 << 16))
                     .for_each(|(to, from)| {
                         for (to, half) in to.iter_mut().zip(from) {
-                            *to = bf16::from_bits(*half).to_f32();
+                            *to = of(*half);
                         }
                     });
             })?;
         }
-        Ok(values)
+        Ok(())
     }
 
     /// Queue a copy to the host, which is there when [`Self::arrived`] returns; what is queued later does not delay it.

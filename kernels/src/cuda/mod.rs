@@ -175,6 +175,14 @@ impl Cuda {
         Ok(y)
     }
 
+    /// The bits of a tensor's numbers, which are bf16.
+    ///
+    /// # Errors
+    /// The driver fails.
+    pub fn read_bits(&self, x: &Tensor) -> Result<Vec<u16>> {
+        self.device.download_bits(&x.block, x.rows * x.cols)
+    }
+
     /// Mean milliseconds of one of `runs` calls, by device events.
     ///
     /// # Errors

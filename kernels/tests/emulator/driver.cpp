@@ -237,6 +237,7 @@ API Result cuStreamCreateWithPriority(void** stream, unsigned, int) { *stream = 
 API Result cuCtxGetStreamPriorityRange(int* least, int* greatest) { *least = *greatest = 0; return OK; }
 API Result cuStreamDestroy_v2(void* stream) { delete static_cast<char*>(stream); return OK; }
 API Result cuStreamSynchronize(void* stream) { return emulator::outside_capture(stream); }
+API Result cuCtxSynchronize() { return OK; }
 API Result cuStreamWaitEvent(void*, void*, unsigned) { return OK; }
 API Result cuEventCreate(void** event, unsigned) { *event = new Event{0}; return OK; }
 API Result cuEventDestroy_v2(void* event) { delete static_cast<Event*>(event); return OK; }

@@ -11,6 +11,7 @@
 
 mod adopt;
 mod bench;
+mod broadcast;
 mod cases;
 mod emulator;
 mod families;
@@ -46,10 +47,14 @@ fn main() -> ExitCode {
             .skip(1)
             .filter(|arg| !arg.starts_with('-'))
             .collect();
-        let wanted = |what: &str| words.is_empty() || words.iter().any(|word| word == what);
-        let adopted = wanted("adopt").then(|| adopt::check(&cuda));
-        let recorded = wanted("record").then(|| recorded::check(&cuda));
-        let besides = adopted.unwrap_or(0) + recorded.unwrap_or(0);
+        let wanted = |name: &str| words.is_empty() || words.iter().any(|word| word == name);
+        let checks: [(&str, fn(&Cuda) -> usize); 3] = [
+            ("adopt", adopt::check),
+            ("record", recorded::check),
+            ("broadcast", broadcast::check),
+        ];
+        let wanted = checks.into_iter().filter(|(name, _)| wanted(name));
+        let besides: usize = wanted.map(|(_, check)| check(&cuda)).sum();
         parity::check(&cuda, &words, emulator::is_here()) + besides
     };
     let failures = failures

@@ -1,10 +1,13 @@
 //! The trainer behind the loop's trait, with the places its weights go.
 
 use super::Learn;
+use super::cast::{Buckets, Kept, Seen};
 use super::hand_over::Beside;
 use super::ranks::Ranks;
 use super::team;
 use crate::error::{Failure, Result};
+use crate::wire::caster::Gpu;
+use crate::wire::device::Machine;
 use crate::wire::{Model, rollout_failed};
 use slime_core::{RolloutRecord, Step};
 use slime_kernels::Ops;
@@ -12,9 +15,10 @@ use slime_model::ParamSpec;
 use slime_model::hf::{self, DEFAULT_SHARD_BYTES, save_dir, save_weights};
 use slime_rollout::Fence;
 use slime_rollout::publish::Handed;
+use slime_trainer::parallel::trainer::Take;
 use slime_trainer::{TrainMetrics, checkpoint};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// A trainer on its ranks.
@@ -31,6 +35,8 @@ pub struct Learner<O: Ops> {
     pub fence: Fence,
     /// The engine of this process that samples, where one does.
     pub beside: Option<Beside<O>>,
+    /// What broadcasts from the trainer's device, where weights travel so.
+    pub caster: Option<Arc<Gpu>>,
 }
 
 impl<O: Ops> Learner<O> {
@@ -49,7 +55,7 @@ impl<O: Ops> Learner<O> {
     }
 }
 
-impl<O: Ops> Learn for Learner<O> {
+impl<O: Machine> Learn for Learner<O> {
     fn train(&mut self, records: &[RolloutRecord]) -> Result<Vec<TrainMetrics>> {
         self.trainer.train(records).map_err(train_failed)
     }
@@ -90,6 +96,61 @@ impl<O: Ops> Learn for Learner<O> {
             .as_ref()
             .map(|beside| beside.take(&self.trainer, &params));
         handed.transpose().map_err(train_failed)
+    }
+
+    fn buckets(&self, form: &hf::Form) -> Result<Option<Arc<Buckets>>> {
+        let as_they_lie = O::NUMBER_BYTES == 2 && *form == hf::Dtype::Bf16.into();
+        // Ranks that are processes share no device to meet on.
+        let is_apart = matches!(self.trainer, Ranks::Far(_));
+        if self.caster.is_none() || !as_they_lie || is_apart {
+            return Ok(None);
+        }
+        Ok(Some(Arc::new(Buckets::of(&self.model.spec)?)))
+    }
+
+    fn send(&self, seen: &Seen) -> Result<std::result::Result<(), String>> {
+        let Some(caster) = self.caster.clone() else {
+            return Ok(Err("there is nobody to send them".into()));
+        };
+        let (seen, failed) = (seen.clone(), Arc::new(Mutex::new(None)));
+        let (runs, reason) = (seen.buckets.runs.clone(), failed.clone());
+        let take: Take<O> = Arc::new(move |ops, run, tensor| {
+            // Once nobody listens, what is left of the walk changes nothing: ranks end it together.
+            if lock(&reason).is_some() {
+                return Ok(());
+            }
+            seen.look(ops, run, &tensor)?;
+            let sent = match seen.buckets.is_wide(run) {
+                true => {
+                    let bytes = ops.read(&tensor)?.into_iter().flat_map(f32::to_le_bytes);
+                    caster.0.send(&bytes.collect::<Vec<_>>())
+                }
+                false => ops.send(&tensor, &caster.0),
+            };
+            if let Err(error) = sent {
+                *lock(&reason) = Some(error.to_string());
+            }
+            Ok(())
+        });
+        self.trainer.each_run(&runs, take).map_err(train_failed)?;
+        Ok(lock(&failed).take().map_or(Ok(()), Err))
+    }
+
+    fn keep(&self, seen: &Seen) -> Result<Kept> {
+        let (own, into) = (seen.clone(), Arc::new(Mutex::new(Vec::new())));
+        let bits = into.clone();
+        let take: Take<O> = Arc::new(move |ops, run, tensor| {
+            own.look(ops, run, &tensor)?;
+            let kept = ops.bits(&tensor)?;
+            lock(&bits).push(kept);
+            Ok(())
+        });
+        let runs = &seen.buckets.runs;
+        self.trainer.each_run(runs, take).map_err(train_failed)?;
+        Ok(Kept {
+            buckets: seen.buckets.clone(),
+            bits: std::mem::take(&mut *lock(&into)),
+        })
     }
 
     fn write_model(&self, dir: &Path) -> Result<()> {
@@ -156,4 +217,9 @@ pub fn train_failed(error: slime_trainer::Error) -> Failure {
     } else {
         failure
     }
+}
+
+/// What a panic left is as good as before it.
+pub(super) fn lock<T>(what: &Mutex<T>) -> MutexGuard<'_, T> {
+    what.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -3,6 +3,7 @@
 //! It knows the others only through the traits below, so its order is tested with fakes. What they are in a real run
 //! is put together in `open`; what a step's row says is `row`'s.
 
+pub mod cast;
 pub mod checks;
 pub mod curriculum;
 pub mod evals;
@@ -29,6 +30,7 @@ mod tests;
 
 use crate::error::{Failure, Result};
 use crate::telemetry::Row;
+use cast::{Buckets, Kept, Seen};
 use checks::Checks;
 use curriculum::Dials;
 use shape::Shaping;
@@ -90,6 +92,19 @@ pub trait Learn: Send + Sync {
     /// The present weights, for an engine of this process to take over as they are; `None` where none is beside the trainer.
     fn hand_over(&self) -> Result<Option<Arc<dyn Handed>>> {
         Ok(None)
+    }
+    /// What a broadcast of the present weights from the device would carry in this form; `None` where they cannot be sent
+    /// as they lie there.
+    fn buckets(&self, _form: &hf::Form) -> Result<Option<Arc<Buckets>>> {
+        Ok(None)
+    }
+    /// Send them to the group that was joined. The inner error is the group's, and the trainer goes on.
+    fn send(&self, _seen: &Seen) -> Result<std::result::Result<(), String>> {
+        Ok(Err("there is nobody to send them".into()))
+    }
+    /// The present weights in this process's memory.
+    fn keep(&self, _seen: &Seen) -> Result<Kept> {
+        Err(Failure::run("weights of this trainer are not kept"))
     }
     /// Write the present model as an HF directory.
     fn write_model(&self, dir: &Path) -> Result<()>;

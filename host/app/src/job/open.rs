@@ -25,7 +25,6 @@ use crate::wire::dry_run::dry_run;
 use crate::wire::{Computer, Serving, Whose, refused, rollout_failed};
 use slime_core::ports::{BoxFuture, TextCodec};
 use slime_core::{RolloutRecord, Step, WeightVersion};
-use slime_kernels::Ops;
 use slime_kernels::comm::Processes;
 use slime_model::hf;
 use slime_rollout::publish::Transport;
@@ -34,7 +33,7 @@ use slime_rollout::{
     Start, Taken, Teacher,
 };
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// How long a publish waits for servers that are all gone: one may be starting again.
@@ -212,11 +211,11 @@ fn open_buffer(opened: &Opened, place: &Place) -> Result<(Arc<Buffer>, Fence)> {
     Ok((Arc::new(buffer), fence))
 }
 
-fn job<O: Ops>(
+fn job<O: Machine>(
     opened: &Opened,
     serving: &Serving,
     buffer: &Arc<Buffer>,
-    learner: Learner<O>,
+    mut learner: Learner<O>,
     steps: std::ops::Range<u64>,
     journal: RunJournal,
     stop: Stop,
@@ -260,6 +259,10 @@ fn job<O: Ops>(
         .publish_dir
         .clone()
         .unwrap_or_else(|| run_weights(learner.checkpoints.parent()));
+    if plan.rollout.transport == Transport::Nccl {
+        learner.caster = Some(caster::open(plan.model.device)?);
+    }
+    let publisher = publisher(opened, serving, learner.caster.clone())?;
     let evaluator = sets.map(|sets| {
         let progress = Arc::new(Watch::new(bar.clone(), "evaluate"));
         Arc::new(Evals { sets, progress }) as Arc<dyn Evaluate>
@@ -280,8 +283,9 @@ fn job<O: Ops>(
         queue: buffer.clone(),
         learner: Box::new(learner),
         publisher: Box::new(Publishing {
-            versions: Versions::under(weights, journal.fence.epoch()),
-            publisher: publisher(opened, serving)?,
+            versions: Arc::new(Mutex::new(Versions::under(weights, journal.fence.epoch()))),
+            publisher: Arc::new(publisher),
+            spec: opened.model.spec.clone(),
             form: match plan.rollout.publish_dtype {
                 None => serving.form.clone(),
                 Some(Dtype::F32) => hf::Dtype::F32.into(),
@@ -321,7 +325,11 @@ fn teacher(opened: &Opened) -> Result<Option<Arc<dyn Teach>>> {
 }
 
 /// What tells the pool of new weights.
-fn publisher(opened: &Opened, serving: &Serving) -> Result<Publisher> {
+fn publisher(
+    opened: &Opened,
+    serving: &Serving,
+    caster: Option<Arc<caster::Gpu>>,
+) -> Result<Publisher> {
     let plan = &opened.plan.rollout;
     let patience = if plan.is_embedded() {
         Duration::ZERO
@@ -341,17 +349,16 @@ fn publisher(opened: &Opened, serving: &Serving) -> Result<Publisher> {
         }
         _ => publisher,
     };
+    if let Some(caster) = caster {
+        return Ok(publisher.with_caster(caster));
+    }
     match plan.transport {
-        Transport::Disk | Transport::SharedMemory => Ok(publisher),
+        Transport::Disk | Transport::SharedMemory | Transport::Nccl => Ok(publisher),
         Transport::Delta => {
             let name = format!("slime-host-{}", std::process::id());
             let local = plan.local_dir.clone();
             let local = local.unwrap_or_else(|| Path::new("/dev/shm").join(name));
             publisher.with_local(&local).map_err(rollout_failed)
-        }
-        Transport::Nccl => {
-            let caster = caster::open(opened.plan.model.device)?;
-            Ok(publisher.with_caster(caster))
         }
     }
 }

@@ -1,27 +1,32 @@
-//! New weights to the pool: tensors to the engine of this process, a directory to everybody else.
+//! New weights to the pool: tensors to the engine of this process, a broadcast or a directory to everybody else.
 //!
-//! No directory is made before somebody has to read it.
+//! No directory is made before somebody has to read it. Read `hand_over.rs` and `cast.rs` for the two ways without one.
 
+use super::cast::{Buckets, Waiting, Work};
+use super::learner::lock;
 use super::{Learn, Publish, seconds, self_check};
 use crate::error::{Failure, Result, at_path};
 use crate::telemetry::{Console, Row};
 use crate::wire::rollout_failed;
 use slime_core::WeightVersion;
 use slime_core::ports::BoxFuture;
-use slime_model::hf;
+use slime_model::{ModelSpec, hf};
 use slime_rollout::pool::PoolStats;
-use slime_rollout::publish::Handed;
+use slime_rollout::publish::{Handed, Live, Report};
 use slime_rollout::{Pool, Publisher, RolloutError, WeightDirs};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
+use tracing::Instrument;
 
 /// Makes the pool take the trainer's weights.
 pub struct Publishing {
     /// Where versions lie that servers read.
-    pub versions: Versions,
+    pub versions: Arc<Mutex<Versions>>,
     /// Tells the pool.
-    pub publisher: Publisher,
+    pub publisher: Arc<Publisher>,
+    /// The model.
+    pub spec: Arc<ModelSpec>,
     /// How tensors are stored.
     pub form: hf::Form,
     /// Whose load the step's row tells of.
@@ -50,15 +55,31 @@ impl Versions {
     }
 
     /// Those of epochs that are over go.
-    fn dirs(&mut self) -> Result<&WeightDirs> {
-        if self.dirs.is_none() {
-            let dir = of_epoch(&self.root, self.epoch)?;
-            self.dirs = Some(WeightDirs::open(&dir).map_err(rollout_failed)?);
+    fn dirs(&mut self) -> Result<WeightDirs> {
+        if let Some(dirs) = &self.dirs {
+            return Ok(dirs.clone());
         }
-        self.dirs
-            .as_ref()
-            .ok_or_else(|| Failure::run("no directory of versions"))
+        let dir = of_epoch(&self.root, self.epoch)?;
+        let dirs = WeightDirs::open(&dir).map_err(rollout_failed)?;
+        Ok(self.dirs.insert(dirs).clone())
     }
+}
+
+/// Let `fill` write a version where servers read it.
+///
+/// # Errors
+/// The disk refused, or what `fill` returns.
+pub fn write(
+    versions: &Mutex<Versions>,
+    version: WeightVersion,
+    fill: impl FnOnce(&Path) -> Result<()>,
+) -> Result<PathBuf> {
+    let dirs = lock(versions).dirs()?;
+    let written = dirs.write(version, |dir| fill(dir).map_err(Either::App));
+    written.map_err(|error| match error {
+        Either::Rollout(error) => rollout_failed(error),
+        Either::App(failure) => failure,
+    })
 }
 
 /// Where an epoch's versions lie; those of epochs that are over go.
@@ -81,6 +102,7 @@ fn of_epoch(weights: &Path, epoch: u64) -> Result<PathBuf> {
 enum Ready {
     Directory(PathBuf),
     Memory(Arc<dyn Handed>),
+    Device(Arc<Buckets>),
 }
 
 /// Known tokens for both sides to score.
@@ -115,27 +137,44 @@ impl Publish for Publishing {
     ) -> BoxFuture<'a, Result<Row>> {
         // Made ready before the future is polled: a future that borrows the learner could not move between threads.
         let (begin, mut export) = (Instant::now(), Duration::ZERO);
-        let ready = tokio::task::block_in_place(|| match learner.hand_over()? {
-            Some(handed) => {
+        let ready = tokio::task::block_in_place(|| {
+            if let Some(handed) = learner.hand_over()? {
                 export = begin.elapsed();
-                Ok(Ready::Memory(handed))
+                return Ok(Ready::Memory(handed));
             }
-            None => self
-                .write(learner, version, &mut export)
-                .map(Ready::Directory),
+            if let Some(buckets) = learner.buckets(&self.form)? {
+                return Ok(Ready::Device(buckets));
+            }
+            let dir = write(&self.versions, version, |dir| {
+                export = learner.write_weights(dir, &self.form)?;
+                Ok(())
+            });
+            dir.map(Ready::Directory)
         });
         let write = begin.elapsed().saturating_sub(export);
         Box::pin(async move {
+            let mut row = Row::default();
             let report = match ready? {
                 Ready::Memory(handed) => self.publisher.publish_handed(handed, version).await,
-                Ready::Directory(dir) => {
-                    let report = self.publisher.publish(&dir, version).await;
-                    let in_use = self.publisher.in_use();
-                    let dirs = self.versions.dirs()?;
-                    report.and_then(|report| dirs.prune(&in_use).map(|_| report))
+                Ready::Directory(dir) => self.publisher.publish(&dir, version).await,
+                Ready::Device(buckets) => {
+                    let (report, work) = self.cast(learner, buckets, version).await?;
+                    export = work.keep;
+                    if let Some(send) = work.send {
+                        row.set("perf/update_weights_broadcast_time", seconds(send));
+                        row.set(
+                            "perf/update_weights_gb_per_sec",
+                            report.num_bytes as f64 / 1e9 / seconds(send),
+                        );
+                    }
+                    Ok(report)
                 }
             };
             let report = report.map_err(rollout_failed)?;
+            if let Some(dirs) = lock(&self.versions).dirs.as_ref() {
+                let pruned = dirs.prune(&self.publisher.in_use());
+                pruned.map_err(rollout_failed)?;
+            }
             if let Some(check) = self.self_check.take() {
                 let is_f32 = self.form == hf::Dtype::F32.into();
                 let findings = self_check::run(
@@ -157,7 +196,6 @@ impl Publish for Publishing {
                     }
                 }
             }
-            let mut row = Row::default();
             row.set("perf/update_weights_export_time", seconds(export));
             row.set(
                 "perf/update_weights_write_time",
@@ -177,22 +215,37 @@ impl Publish for Publishing {
 }
 
 impl Publishing {
-    /// Write a version where servers read it. `export` becomes the time in which it was read off the device.
-    fn write(
-        &mut self,
+    /// Have a version broadcast from the trainer's device, and kept.
+    async fn cast(
+        &self,
         learner: &dyn Learn,
+        buckets: Arc<Buckets>,
         version: WeightVersion,
-        export: &mut Duration,
-    ) -> Result<PathBuf> {
-        let form = &self.form;
-        let written = self.versions.dirs()?.write(version, |dir| {
-            *export = learner.write_weights(dir, form).map_err(Either::App)?;
-            Ok(())
-        });
-        written.map_err(|error| match error {
-            Either::Rollout(error) => rollout_failed(error),
-            Either::App(failure) => failure,
-        })
+    ) -> Result<(Report, Work)> {
+        let (versions, spec, form) = (self.versions.clone(), self.spec.clone(), self.form.clone());
+        let write = move |kept: &super::cast::Kept| {
+            write(&versions, version, |dir| kept.write(dir, &spec, &form))
+        };
+        let (waiting, orders) = Waiting::new(buckets, write);
+        let (publisher, live) = (self.publisher.clone(), Arc::clone(&waiting));
+        let telling = async move {
+            let report = publisher.publish_live(live.clone(), version).await;
+            live.skip();
+            report
+        };
+        let telling = tokio::spawn(telling.in_current_span());
+        let work = tokio::task::block_in_place(|| waiting.work(&orders, learner));
+        let work = match work {
+            Ok(work) => work,
+            Err(failure) => {
+                telling.abort();
+                return Err(failure);
+            }
+        };
+        let report = telling
+            .await
+            .map_err(|e| Failure::run(format!("a publish stopped: {e}")))?;
+        Ok((report.map_err(rollout_failed)?, work))
     }
 
     /// What happened in the pool since the last publish.

@@ -9,7 +9,7 @@ use slime_core::{RolloutRecord, Step};
 use slime_kernels::Ops;
 use slime_kernels::comm::Processes;
 use slime_model::{ModelSpec, ParamSpec};
-use slime_trainer::parallel::trainer::Weights;
+use slime_trainer::parallel::trainer::{Take, Weights};
 use slime_trainer::parallel::{ParallelTrainer, ProcessTrainer, Training};
 use slime_trainer::{Error, OnProgress, Result, SftSequence, TrainConfig, TrainMetrics, Trainer};
 use std::collections::HashMap;
@@ -190,6 +190,33 @@ impl<O: Ops> Ranks<O> {
                 tensors.collect()
             }
         }
+    }
+
+    /// Give `take` runs of parameters, by number, each as one row on the first rank's device, one after the other.
+    ///
+    /// # Errors
+    /// What `take` returns; a rank failed, or the device is full.
+    pub fn each_run(&self, runs: &Arc<[Vec<usize>]>, take: Take<O>) -> Result<()> {
+        let trainer = match self {
+            Self::One(trainer) => trainer,
+            Self::Many(trainer) => return trainer.each_run(runs.clone(), take),
+            Self::Far(_) => {
+                let reason = "ranks that are processes share no device";
+                return Err(Error::Ranks(reason.into()));
+            }
+        };
+        let network = trainer.network();
+        let (ops, weights) = (network.ops(), &network.weights().0);
+        for (number, run) in runs.iter().enumerate() {
+            let parts = run.iter().map(|&param| {
+                let (rows, cols) = ops.shape(&weights[param]);
+                (&weights[param], 0..rows * cols)
+            });
+            let parts: Vec<_> = parts.collect();
+            let len = parts.iter().map(|(_, range)| range.len()).sum();
+            take(ops, number, ops.join(&parts, len)?)?;
+        }
+        Ok(())
     }
 
     /// Log-probs of every token but the first.

@@ -104,6 +104,7 @@ pub async fn learner<O: Machine>(
         keep: plan.run.keep_checkpoints,
         fence: held.fence.clone(),
         beside: None,
+        caster: None,
     };
     if warmed {
         if plan.train.needs_reference().is_some() && plan.model.reference.is_none() {

@@ -38,7 +38,7 @@ pub fn same_memory_as_servers() -> Result<(), Problem> {
 ///
 /// # Errors
 /// `device` is no GPU, or there is no NCCL; the problem names the cure.
-pub fn open(device: Device) -> Result<Arc<dyn Caster>, Problem> {
+pub fn open(device: Device) -> Result<Arc<Gpu>, Problem> {
     if device != Device::Cuda {
         return Err(Problem::new(
             "weights are broadcast from a GPU, and the trainer computes on the CPU",
@@ -51,7 +51,8 @@ pub fn open(device: Device) -> Result<Arc<dyn Caster>, Problem> {
     Ok(Arc::new(Gpu(sender)))
 }
 
-struct Gpu(Broadcaster);
+/// The GPU that sends.
+pub struct Gpu(pub Broadcaster);
 
 impl Caster for Gpu {
     fn new_id(&self) -> Result<Vec<u8>, String> {

@@ -3,6 +3,7 @@
 
 use crate::config::{Device, Dtype, Problem};
 use slime_kernels::comm::Processes;
+use slime_kernels::cuda::broadcast::Broadcaster;
 use slime_kernels::cuda::{Cuda, num_gpus};
 use slime_kernels::{Cpu, Ops};
 use slime_model::hf;
@@ -51,6 +52,24 @@ pub trait Machine: Ops + Sized {
     /// # Errors
     /// There are fewer devices than ranks need.
     fn launch(self: &Arc<Self>, training: &Training) -> slime_trainer::Result<Launch<Self>>;
+
+    /// Send a tensor from where it lies to the group that `by` has joined.
+    ///
+    /// # Errors
+    /// Tensors do not lie on a GPU, or NCCL's words.
+    fn send(&self, x: &Self::Tensor, by: &Broadcaster) -> slime_kernels::Result<()>;
+
+    /// The numbers of a tensor in 16 bits.
+    ///
+    /// # Errors
+    /// They have more, or the device failed.
+    fn bits(&self, x: &Self::Tensor) -> slime_kernels::Result<Vec<u16>>;
+}
+
+/// What a device without tensors of 16 bits on a GPU says.
+fn not_on_a_gpu<T>() -> slime_kernels::Result<T> {
+    let reason = "weights are broadcast from a GPU, and the trainer computes on the CPU";
+    Err(slime_kernels::Error::Comm(reason.into()))
 }
 
 /// Whoever starts several processes on a machine tells each its place there by this name.
@@ -101,6 +120,14 @@ impl Machine for Cpu<f32> {
         let ops = self.clone();
         Ok(threads(training, move |_| Ok(ops.clone())))
     }
+
+    fn send(&self, _: &Self::Tensor, _: &Broadcaster) -> slime_kernels::Result<()> {
+        not_on_a_gpu()
+    }
+
+    fn bits(&self, _: &Self::Tensor) -> slime_kernels::Result<Vec<u16>> {
+        not_on_a_gpu()
+    }
 }
 
 impl Machine for Cuda {
@@ -127,6 +154,14 @@ impl Machine for Cuda {
             0 => Ok(first.clone()),
             _ => Ok(Arc::new(Self::open(rank)?)),
         }))
+    }
+
+    fn send(&self, x: &Self::Tensor, by: &Broadcaster) -> slime_kernels::Result<()> {
+        by.send_tensor(self, x)
+    }
+
+    fn bits(&self, x: &Self::Tensor) -> slime_kernels::Result<Vec<u16>> {
+        self.read_bits(x)
     }
 }
 

@@ -60,7 +60,7 @@ impl Model {
         })
     }
 
-    fn tiny(seed: u64) -> slime_model::Result<Self> {
+    pub(crate) fn tiny(seed: u64) -> slime_model::Result<Self> {
         let files = families::demo::files()?;
         let spec = Arc::new(families::demo::spec());
         let text = Arc::new(Text::new(&files)?);

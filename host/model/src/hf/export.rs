@@ -324,7 +324,7 @@ fn entries_of(part: Part, dtype: Dtype, form: &Form) -> Vec<Entry> {
 }
 
 /// What a parameter is stored as in a model of `dtype`.
-fn dtype_of(param: &ParamSpec, dtype: Dtype) -> Dtype {
+pub fn dtype_of(param: &ParamSpec, dtype: Dtype) -> Dtype {
     if param.kind.is_f32() {
         Dtype::F32
     } else {

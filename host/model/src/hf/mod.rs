@@ -10,7 +10,7 @@ pub mod fp8;
 pub mod weights;
 
 pub use dtype::Dtype;
-pub use export::{DEFAULT_SHARD_BYTES, save_dir, save_weights};
+pub use export::{DEFAULT_SHARD_BYTES, dtype_of, save_dir, save_weights};
 pub use files::{HfDir, ModelFiles};
 pub use fp8::Form;
 pub use weights::Weights;

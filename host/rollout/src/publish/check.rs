@@ -87,6 +87,21 @@ impl Manifest {
         Ok(Self { tensors, places })
     }
 
+    /// These tensors.
+    ///
+    /// # Errors
+    /// The name that two of them have.
+    pub(super) fn of(places: Vec<Tensor>) -> Result<Self, String> {
+        let mut tensors = BTreeMap::new();
+        for tensor in &places {
+            let kind = (tensor.dtype.clone(), tensor.shape.clone());
+            if tensors.insert(tensor.name.clone(), kind).is_some() {
+                return Err(tensor.name.clone());
+            }
+        }
+        Ok(Self { tensors, places })
+    }
+
     /// The tensors, file by file, in the order of their bytes.
     pub(super) fn in_order(&self) -> &[Tensor] {
         &self.places

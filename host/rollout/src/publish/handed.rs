@@ -3,6 +3,7 @@
 //! What a publish promises holds all the same: the engine pauses, loads, says the version and shows values before it is
 //! given a request. Whose tensors they are and on which device is not known here. Read `mod.rs` for the order.
 
+use super::live::Live;
 use slime_core::ports::BoxFuture;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -35,4 +36,6 @@ pub(crate) enum Place {
     Directory(PathBuf),
     /// Tensors of this process.
     Memory(Arc<dyn Handed>),
+    /// With the trainer, who writes a directory for whoever asks.
+    Live(Arc<dyn Live>),
 }

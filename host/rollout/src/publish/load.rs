@@ -1,5 +1,5 @@
 //! How a version's bytes reach one server: a directory it reads, shared memory it is told the name of, a broadcast it
-//! takes part in (`broadcast`), or tensors of this process (`handed.rs`). A delta ends in a directory too (`local.rs`).
+//! takes part in (`broadcast`, `live.rs`), or tensors of this process (`handed.rs`). A delta ends in a directory too (`local.rs`).
 
 use super::broadcast::Ticket;
 use super::bucket::Bucket;
@@ -49,12 +49,18 @@ pub(super) async fn load(
     {
         return Ok(());
     }
-    match &published.place {
-        Place::Directory(dir) => update_weights_from_disk(server, dir, label, deadline)
-            .await
-            .map_err(|e| format!("update: {e}")),
-        Place::Memory(handed) => handed.install(label).await,
-    }
+    let written;
+    let dir = match &published.place {
+        Place::Directory(dir) => dir,
+        Place::Memory(handed) => return handed.install(label).await,
+        Place::Live(live) => {
+            written = live.directory().await?;
+            &written
+        }
+    };
+    update_weights_from_disk(server, dir, label, deadline)
+        .await
+        .map_err(|e| format!("update: {e}"))
 }
 
 async fn from_shared_memory(

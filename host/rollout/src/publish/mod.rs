@@ -1,7 +1,7 @@
 //! New weights reach the pool: pause, update, prove, continue, on all members at once.
 //!
 //! It refuses to know what the weights mean. Read `dirs.rs` for how long a directory lives, `check.rs` for what
-//! is looked at before a server is told to load it, `load.rs`, `local.rs`, `broadcast` and `handed.rs` for the ways there, `proof.rs` for what is looked at
+//! is looked at before a server is told to load it, `load.rs`, `local.rs`, `broadcast`, `handed.rs` and `live.rs` for the ways there, `proof.rs` for what is looked at
 //! afterwards.
 
 mod broadcast;
@@ -10,6 +10,7 @@ mod check;
 mod delta;
 mod dirs;
 mod handed;
+mod live;
 mod load;
 mod local;
 mod pickle;
@@ -25,7 +26,9 @@ pub use delta::{DeltaSize, apply, encode};
 pub use dirs::WeightDirs;
 pub(crate) use handed::Place;
 pub use handed::{Handed, Known};
+pub use live::{Listed, Live, to_look_at};
 pub use load::Transport;
+pub use proof::FirstValues;
 pub(crate) use proof::Proof;
 
 use crate::pool::endpoint::continue_generation::continue_generation;
@@ -168,12 +171,7 @@ impl Publisher {
         let _one = self.one_at_a_time.lock().await;
         self.pool.inner.check_fence()?;
         let manifest = Manifest::read(dir)?;
-        if let Some(model) = &self.model {
-            manifest.expect_model(model, dir)?;
-        }
-        if let Some(first) = lock(&self.manifest).as_ref() {
-            first.expect_same(&manifest, dir)?;
-        }
+        self.check(&manifest, dir)?;
         let begin = Instant::now();
         let staged = self.stage(dir, &manifest, version).await?;
         let offer = Offer {
@@ -187,6 +185,50 @@ impl Publisher {
         let report = self.spread(offer, version, begin).await?;
         lock(&self.manifest).get_or_insert(manifest);
         Ok(report)
+    }
+
+    /// Give every member the weights that `live` keeps as `version`: those that can join a group by a broadcast from there,
+    /// the others by a directory.
+    ///
+    /// # Errors
+    /// As [`Self::publish`].
+    #[tracing::instrument(name = "publish", skip_all, fields(%version))]
+    pub async fn publish_live(
+        &self,
+        live: Arc<dyn Live>,
+        version: WeightVersion,
+    ) -> Result<Report, RolloutError> {
+        let _one = self.one_at_a_time.lock().await;
+        self.pool.inner.check_fence()?;
+        let manifest = live::manifest(live.buckets())?;
+        self.check(&manifest, Path::new(live::HERE))?;
+        let members = self.pool.inner.members.len();
+        let casts = self.transport == Transport::Nccl && self.casting.is_some();
+        if !casts {
+            live.skip();
+        }
+        let offer = Offer {
+            proof: Proof::later(Arc::clone(&live)),
+            buckets: None,
+            round: casts.then(|| Arc::new(Round::live(&live, members))),
+            num_bytes: manifest.num_bytes(),
+            moved_bytes: manifest.num_bytes(),
+            place: Place::Live(live),
+        };
+        let report = self.spread(offer, version, Instant::now()).await?;
+        lock(&self.manifest).get_or_insert(manifest);
+        Ok(report)
+    }
+
+    /// Are these tensors, in `dir`, the model's and those of the version before?
+    fn check(&self, manifest: &Manifest, dir: &Path) -> Result<(), RolloutError> {
+        if let Some(model) = &self.model {
+            manifest.expect_model(model, dir)?;
+        }
+        match lock(&self.manifest).as_ref() {
+            Some(first) => first.expect_same(manifest, dir),
+            None => Ok(()),
+        }
     }
 
     /// Give the pool's one member, an engine of this process, the weights that are `handed` as `version`.

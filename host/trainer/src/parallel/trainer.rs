@@ -31,6 +31,9 @@ pub const PATIENCE: Duration = Duration::from_secs(30);
 /// Reads whole parameters, `[rows × cols]`; every rank asks for those it has a part of.
 pub type Weights = Arc<dyn Fn(&ParamSpec) -> Result<Vec<f32>> + Send + Sync>;
 
+/// Is given a run of whole parameters, which lies on the device, and its number.
+pub type Take<O> = Arc<dyn Fn(&O, usize, <O as Ops>::Tensor) -> Result<()> + Send + Sync>;
+
 /// Makes a rank's device and its groups.
 pub type Launch<O> = Arc<dyn Fn(usize, &Arc<World>) -> Result<(Arc<O>, Mesh<O>)> + Send + Sync>;
 
@@ -292,7 +295,20 @@ impl<O: Ops> ParallelTrainer<O> {
         Ok(all.swap_remove(0))
     }
 
-    /// The same without rounding to f32, and from every rank that has it.
+    /// Have `runs` of parameters, by number, whole on rank 0's device, each as one row with its parameters end to end, one
+    /// after the other; `take` is given each there, with the run's number.
+    ///
+    /// # Errors
+    /// What `take` returns, which ends the work of all ranks; a rank failed, or the device is full.
+    pub fn each_run(&self, runs: Arc<[Vec<usize>]>, take: Take<O>) -> Result<()> {
+        let holders = self.holders.clone();
+        self.on_all(move |rank| {
+            rank.each_run(&holders, &runs, |number, run| take(&rank.ops, number, run))
+        })?;
+        Ok(())
+    }
+
+    /// What [`Self::read_param`] gives without rounding to f32, and from every rank that has it.
     ///
     /// # Errors
     /// As [`Self::read_param`].

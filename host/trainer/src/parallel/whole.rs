@@ -97,28 +97,36 @@ impl Holders {
         whole
     }
 
-    /// Parameters in runs of about `at_once` elements.
-    fn runs(params: &[ParamSpec], at_once: usize) -> Vec<Range<usize>> {
-        let (mut runs, mut begin, mut filled) = (Vec::new(), 0, 0);
-        for (at, param) in params.iter().enumerate() {
-            if at > begin && filled + param.len() > at_once {
-                runs.push(begin..at);
-                (begin, filled) = (at, 0);
-            }
-            filled += param.len();
-        }
-        runs.push(begin..params.len());
-        runs
-    }
-
-    /// Elements that each rank gives of a run of parameters.
-    fn counts(&self, run: &Range<usize>) -> Vec<usize> {
+    /// Elements that each rank but the first, who receives them, gives of a run of parameters.
+    fn counts(&self, run: &[usize]) -> Vec<usize> {
         let mut counts = vec![0; self.ranks];
-        for piece in self.pieces[run.clone()].iter().flatten() {
+        for piece in run.iter().flat_map(|&param| &self.pieces[param]) {
             counts[piece.rank] += piece.elements.len();
         }
+        counts[0] = 0;
         counts
     }
+}
+
+/// Those of `params` that are `wanted`, by number, in runs of about `at_once` elements.
+pub fn runs(
+    params: &[ParamSpec],
+    at_once: usize,
+    wanted: impl Fn(&ParamSpec) -> bool,
+) -> Vec<Vec<usize>> {
+    let (mut runs, mut run, mut filled) = (Vec::new(), Vec::new(), 0);
+    for (at, param) in params.iter().enumerate().filter(|(_, param)| wanted(param)) {
+        if !run.is_empty() && filled + param.len() > at_once {
+            runs.push(std::mem::take(&mut run));
+            filled = 0;
+        }
+        run.push(at);
+        filled += param.len();
+    }
+    if !run.is_empty() {
+        runs.push(run);
+    }
+    runs
 }
 
 /// Lines that one task copies at least.
@@ -126,7 +134,7 @@ const LINES: usize = 64;
 
 impl<O: Ops> Rank<O> {
     /// Have every parameter whole on rank 0, in order, about `at_once` elements at a time; they are given to `take` there.
-    /// Where a rank has one whole it is what that rank computes with. All ranks call it.
+    /// Where rank 0 has one whole it is what it computes with. All ranks call it.
     ///
     /// # Errors
     /// What `take` returns; a rank failed, or the device is full.
@@ -136,21 +144,68 @@ impl<O: Ops> Rank<O> {
         at_once: usize,
         mut take: impl FnMut(Vec<O::Tensor>) -> Result<()>,
     ) -> Result<()> {
-        for run in Holders::runs(&self.stage.params, at_once) {
+        for run in runs(&self.stage.params, at_once, |_| true) {
             let come = self.gathered(holders, &run)?;
-            if self.mesh.place.rank == 0 {
-                take(self.laid_together(holders, run, &come)?)?;
+            if self.mesh.place.rank > 0 {
+                continue;
             }
+            let mut next = starts(&holders.counts(&run));
+            let whole = run.iter().map(|&param| {
+                let spec = &self.stage.params[param];
+                if self.has_whole(holders, param) {
+                    return Ok(self.stage.weights.0[param].clone());
+                }
+                let mut patches = Vec::new();
+                self.patches(holders, (param, 0), &come, &mut next, &mut patches);
+                Ok(self.ops.lay_out(&patches, spec.rows, spec.cols)?)
+            });
+            take(whole.collect::<Result<_>>()?)?;
+        }
+        Ok(())
+    }
+
+    /// Have runs of whole parameters on rank 0, each as one row, its parameters end to end; it is given to `take` there
+    /// with the run's number. All ranks call it.
+    ///
+    /// # Errors
+    /// As [`Self::each_whole`].
+    pub fn each_run(
+        &self,
+        holders: &Holders,
+        runs: &[Vec<usize>],
+        mut take: impl FnMut(usize, O::Tensor) -> Result<()>,
+    ) -> Result<()> {
+        for (number, run) in runs.iter().enumerate() {
+            let come = self.gathered(holders, run)?;
+            if self.mesh.place.rank > 0 {
+                continue;
+            }
+            let mut next = starts(&holders.counts(run));
+            let (mut patches, mut end) = (Vec::new(), 0);
+            for &param in run {
+                let (weight, len) = (&self.stage.weights.0[param], self.stage.params[param].len());
+                match self.has_whole(holders, param) {
+                    true => patches.push(Patch {
+                        from: weight,
+                        elements: 0..len,
+                        to: end,
+                        width: len,
+                        stride: len,
+                    }),
+                    false => self.patches(holders, (param, end), &come, &mut next, &mut patches),
+                }
+                end += len;
+            }
+            take(number, self.ops.lay_out(&patches, 1, end)?)?;
         }
         Ok(())
     }
 
     /// What the others give of a run of parameters, end to end, on rank 0; nothing on the others.
-    fn gathered(&self, holders: &Holders, run: &Range<usize>) -> Result<O::Tensor> {
+    fn gathered(&self, holders: &Holders, run: &[usize]) -> Result<O::Tensor> {
         let me = self.mesh.place.rank;
         let nothing = || self.ops.tensor(0, 1, &[]);
-        let mut counts = holders.counts(run);
-        counts[0] = 0;
+        let counts = holders.counts(run);
         if counts.iter().all(|n| *n == 0) {
             return Ok(nothing()?);
         }
@@ -162,66 +217,75 @@ impl<O: Ops> Rank<O> {
             }
             _ => {
                 send[0] = counts[me];
-                let weights = run.clone().zip(&self.stage.weights.0[run.clone()]);
-                let own = weights.flat_map(|(param, weight)| {
+                let mut end = 0;
+                let own = run.iter().flat_map(|&param| {
                     let pieces = holders.pieces[param].iter();
                     let own = pieces.filter(|piece| piece.rank == me);
-                    own.map(move |piece| (weight, piece.elements.clone()))
+                    own.map(move |piece| (&self.stage.weights.0[param], piece.elements.clone()))
                 });
-                let joined = self.ops.join(&own.collect::<Vec<_>>(), counts[me])?;
-                self.ops.cut(&joined, 0..counts[me], counts[me], 1)?
+                let patches = own.map(|(from, elements)| {
+                    let (to, len) = (end, elements.len());
+                    end += len;
+                    Patch {
+                        from,
+                        elements,
+                        to,
+                        width: len,
+                        stride: len,
+                    }
+                });
+                let patches: Vec<_> = patches.collect();
+                self.ops.lay_out(&patches, counts[me], 1)?
             }
         };
         Ok(self.mesh.world.all_to_all(&given, &send, &recv)?)
     }
 
-    /// A run of whole parameters from this rank's own weights and what has come from the others.
-    fn laid_together(
-        &self,
-        holders: &Holders,
-        run: Range<usize>,
-        come: &O::Tensor,
-    ) -> Result<Vec<O::Tensor>> {
-        // Where in `come` each rank's next piece begins: ranks come one after the other, each in the order of the parameters.
-        let mut counts = holders.counts(&run);
-        counts[0] = 0;
-        let mut end = 0;
-        let mut next: Vec<usize> = counts
-            .iter()
-            .map(|n| {
-                end += n;
-                end - n
-            })
-            .collect();
-        let whole = run.map(|param| {
-            let (spec, weight) = (&self.stage.params[param], &self.stage.weights.0[param]);
-            let pieces = &holders.pieces[param];
-            if pieces.iter().all(|piece| piece.rank == 0)
-                && self.ops.shape(weight) == (spec.rows, spec.cols)
-            {
-                return Ok(weight.clone());
-            }
-            let patches = pieces.iter().map(|piece| {
-                let (from, elements) = match piece.rank {
-                    0 => (weight, piece.elements.clone()),
-                    rank => {
-                        let start = next[rank];
-                        next[rank] += piece.elements.len();
-                        (come, start..next[rank])
-                    }
-                };
-                let (start, stride) = place_of(spec, piece.block.part);
-                Patch {
-                    from,
-                    elements,
-                    to: start + piece.block.rows.start * stride + piece.block.cols.start,
-                    width: piece.block.cols.len(),
-                    stride,
-                }
-            });
-            let patches: Vec<_> = patches.collect();
-            Ok(self.ops.lay_out(&patches, spec.rows, spec.cols)?)
-        });
-        whole.collect()
+    /// Does rank 0, which this is, hold all of a parameter and nothing else?
+    fn has_whole(&self, holders: &Holders, param: usize) -> bool {
+        let spec = &self.stage.params[param];
+        holders.pieces[param].iter().all(|piece| piece.rank == 0)
+            && self.ops.shape(&self.stage.weights.0[param]) == (spec.rows, spec.cols)
     }
+
+    /// Where the elements of a parameter come from, and where they go if it begins at `start`: this rank's own, and of what
+    /// has `come` each rank's `next`.
+    fn patches<'a>(
+        &'a self,
+        holders: &Holders,
+        (param, start): (usize, usize),
+        come: &'a O::Tensor,
+        next: &mut [usize],
+        patches: &mut Vec<Patch<'a, O::Tensor>>,
+    ) {
+        for piece in &holders.pieces[param] {
+            let (from, elements) = match piece.rank {
+                0 => (&self.stage.weights.0[param], piece.elements.clone()),
+                rank => {
+                    let begin = next[rank];
+                    next[rank] += piece.elements.len();
+                    (come, begin..next[rank])
+                }
+            };
+            let block = &piece.block;
+            let (part, stride) = place_of(&self.stage.params[param], block.part);
+            patches.push(Patch {
+                from,
+                elements,
+                to: start + part + block.rows.start * stride + block.cols.start,
+                width: block.cols.len(),
+                stride,
+            });
+        }
+    }
+}
+
+/// Where each one's part begins of parts that lie end to end.
+fn starts(counts: &[usize]) -> Vec<usize> {
+    let mut end = 0;
+    let start = |n: &usize| {
+        end += n;
+        end - n
+    };
+    counts.iter().map(start).collect()
 }

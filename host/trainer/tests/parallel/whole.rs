@@ -9,9 +9,10 @@ use slime_kernels::cuda::{Cuda, num_gpus};
 use slime_kernels::{Cpu, Ops};
 use slime_model::ParamSpec;
 use slime_trainer::TrainConfig;
-use slime_trainer::parallel::trainer::{PATIENCE, Weights, gpus, threads};
+use slime_trainer::parallel::trainer::{PATIENCE, Take, Weights, gpus, threads};
+use slime_trainer::parallel::whole::runs;
 use slime_trainer::parallel::{ParallelConfig, ParallelTrainer};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 /// Elements that meet at once: a parameter or a few of the toy's.
 const FEW: usize = 10_000;
@@ -49,6 +50,28 @@ fn expect<O: Ops>(
         assert!(bits(&ops.read(copy).unwrap()) == want, "{layout}: {name}");
         let read = trainer.read_param(param).unwrap();
         assert!(bits(&read) == want, "{layout}: {name}, read");
+    }
+    // Matrices, then vectors, each end to end.
+    let wanted = |vector: bool| runs(params, at_once, |p| p.kind.is_vector() == vector);
+    let all: Arc<[Vec<usize>]> = [wanted(false), wanted(true)].concat().into();
+    let taken: Arc<Mutex<Vec<(usize, Vec<f32>)>>> = Arc::default();
+    let into = taken.clone();
+    let take: Take<O> = Arc::new(move |ops, number, run| {
+        into.lock().unwrap().push((number, ops.read(&run)?));
+        Ok(())
+    });
+    trainer.each_run(all.clone(), take).unwrap();
+    let taken = taken.lock().unwrap();
+    assert_eq!(taken.len(), all.len());
+    for ((number, run), (at, wanted)) in taken.iter().zip(all.iter().enumerate()) {
+        let want: Vec<f32> = wanted
+            .iter()
+            .flat_map(|&param| of(&params[param]))
+            .collect();
+        assert!(
+            *number == at && bits(run) == bits(&want),
+            "{layout}: run {at}"
+        );
     }
 }
 

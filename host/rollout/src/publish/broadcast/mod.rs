@@ -11,6 +11,7 @@ mod tests;
 
 use super::bucket::{copy, groups, torch_dtype};
 use super::check::{Manifest, Tensor};
+use super::live::{Listed, Live};
 use crate::pool::Server;
 use crate::pool::endpoint::server_info::server_info;
 use crate::pool::endpoint::update_weights_from_distributed::{
@@ -103,10 +104,39 @@ struct Here {
     lost: CancellationToken,
 }
 
+/// Where a round's bytes come from.
+enum Source {
+    /// Files, bucket by bucket.
+    Files(Vec<Vec<Tensor>>),
+    /// Whoever keeps the weights sends them.
+    Live(Arc<dyn Live>),
+}
+
+impl Source {
+    fn send(&self, caster: &dyn Caster) -> Result<(), String> {
+        let buckets = match self {
+            Self::Files(buckets) => buckets,
+            Self::Live(live) => return live.send(),
+        };
+        buckets.iter().try_for_each(|tensors| {
+            let mut bytes = Vec::new();
+            copy(tensors, &mut bytes).map_err(|e| format!("weights cannot be read: {e}"))?;
+            caster.send(&bytes)
+        })
+    }
+
+    /// There is no group to send to.
+    fn skip(&self) {
+        if let Self::Live(live) = self {
+            live.skip();
+        }
+    }
+}
+
 /// One version on its way to every member.
-#[derive(Debug)]
 pub(crate) struct Round {
-    buckets: Vec<(Bucket, Vec<Tensor>)>,
+    buckets: Vec<Bucket>,
+    source: Source,
     /// Members that have not arrived and not dropped out.
     expected: watch::Sender<usize>,
     here: Mutex<Vec<Here>>,
@@ -124,24 +154,37 @@ pub(crate) struct Ticket {
 
 impl Round {
     pub(super) fn new(manifest: &Manifest, num_members: usize) -> Result<Self, RolloutError> {
-        let buckets = groups(manifest, BUCKET_BYTES)?.into_iter().map(|tensors| {
-            let bucket = Bucket {
-                names: tensors.iter().map(|t| t.name.clone()).collect(),
-                dtypes: tensors
-                    .iter()
-                    .map(|t| torch_dtype(&t.dtype).unwrap_or_default())
-                    .collect(),
-                shapes: tensors.iter().map(|t| t.shape.clone()).collect(),
-            };
-            (bucket, tensors.to_vec())
+        let groups = groups(manifest, BUCKET_BYTES)?;
+        let buckets = groups.iter().map(|tensors| {
+            let each = tensors.iter();
+            bucket(each.map(|t| (&t.name, t.dtype.as_str(), &t.shape)))
         });
-        Ok(Self {
-            buckets: buckets.collect(),
+        let files = groups.iter().map(|tensors| tensors.to_vec()).collect();
+        Ok(Self::of(
+            buckets.collect(),
+            Source::Files(files),
+            num_members,
+        ))
+    }
+
+    pub(super) fn live(live: &Arc<dyn Live>, num_members: usize) -> Self {
+        let buckets = live.buckets().iter().map(|listed| {
+            let each = listed.iter();
+            bucket(each.map(|Listed { name, dtype, shape }| (name, *dtype, shape)))
+        });
+        let source = Source::Live(Arc::clone(live));
+        Self::of(buckets.collect(), source, num_members)
+    }
+
+    fn of(buckets: Vec<Bucket>, source: Source, num_members: usize) -> Self {
+        Self {
+            buckets,
+            source,
             expected: watch::Sender::new(num_members),
             here: Mutex::default(),
             way: watch::Sender::new(Way::Undecided),
             broken: watch::Sender::new(None),
-        })
+        }
     }
 
     pub(crate) fn ticket(self: &Arc<Self>, index: usize) -> Ticket {
@@ -151,6 +194,17 @@ impl Round {
             arrived: false,
         }
     }
+}
+
+/// What a server is told of a bucket: names, types and shapes.
+fn bucket<'a>(tensors: impl Iterator<Item = (&'a String, &'a str, &'a Vec<u64>)>) -> Bucket {
+    let mut bucket = Bucket::default();
+    for (name, dtype, shape) in tensors {
+        bucket.names.push(name.clone());
+        bucket.dtypes.push(torch_dtype(dtype).unwrap_or_default());
+        bucket.shapes.push(shape.clone());
+    }
+    bucket
 }
 
 impl Drop for Ticket {
@@ -208,7 +262,7 @@ impl Round {
         deadline: Duration,
     ) -> Result<(), String> {
         let work = async {
-            for (index, (bucket, _)) in self.buckets.iter().enumerate() {
+            for (index, bucket) in self.buckets.iter().enumerate() {
                 let label = (index + 1 == self.buckets.len()).then_some(label);
                 update_weights_from_distributed(server, group, bucket, label, deadline)
                     .await
@@ -236,6 +290,7 @@ impl Casting {
         let mut here = std::mem::take(&mut *lock(&round.here));
         here.sort_by_key(|member| member.index);
         if here.is_empty() {
+            round.source.skip();
             return;
         }
         let mut formed = self.formed.lock().await;
@@ -246,6 +301,7 @@ impl Casting {
                     reason,
                     "no group of GPUs could be formed; servers read the directory"
                 );
+                round.source.skip();
                 round.way.send_replace(Way::Directory);
                 return;
             }
@@ -257,11 +313,7 @@ impl Casting {
             if let Some((id, world_size)) = id {
                 caster.join(&id, world_size)?;
             }
-            sent.buckets.iter().try_for_each(|(_, tensors)| {
-                let mut bytes = Vec::new();
-                copy(tensors, &mut bytes).map_err(|e| format!("weights cannot be read: {e}"))?;
-                caster.send(&bytes)
-            })
+            sent.source.send(&*caster)
         });
         let mut broken = round.broken.subscribe();
         let result = tokio::select! {

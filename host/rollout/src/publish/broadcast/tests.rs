@@ -1,9 +1,11 @@
 use super::*;
 use crate::pool::{PauseMode, Standing};
 use crate::publish::tests::{Engine, engine, pool, weights};
-use crate::publish::{Publisher, Transport};
+use crate::publish::{Known, Listed, Live, Publisher, Transport, to_look_at};
 use serde_json::{Value, json};
 use slime_core::WeightVersion;
+use slime_core::ports::BoxFuture;
+use std::path::PathBuf;
 use std::sync::Condvar;
 use wiremock::matchers::path;
 use wiremock::{Mock, Request, ResponseTemplate};
@@ -196,5 +198,192 @@ async fn a_member_that_refuses_the_bytes_frees_the_sender_and_ends_the_group() {
         lock(&caster.joins).len(),
         2,
         "the next version forms a new group"
+    );
+}
+
+/// A trainer's weights: noted are what it was asked for, and values that no server of these tests holds otherwise.
+struct Kept {
+    caster: Arc<Fake>,
+    buckets: Vec<Vec<Listed>>,
+    dir: PathBuf,
+    asked: Mutex<Vec<&'static str>>,
+    known: Mutex<Vec<Known>>,
+}
+
+impl Live for Kept {
+    fn buckets(&self) -> &[Vec<Listed>] {
+        &self.buckets
+    }
+
+    fn send(&self) -> Result<(), String> {
+        lock(&self.asked).push("send");
+        self.caster.send(&[0; 24])?;
+        self.caster.send(&[0; 20])
+    }
+
+    fn skip(&self) {
+        lock(&self.asked).push("skip");
+    }
+
+    fn known(&self) -> Vec<Known> {
+        lock(&self.known).clone()
+    }
+
+    fn directory(&self) -> BoxFuture<'_, Result<PathBuf, String>> {
+        lock(&self.asked).push("directory");
+        Box::pin(async { Ok(self.dir.clone()) })
+    }
+}
+
+fn kept(caster: &Arc<Fake>) -> (Arc<Kept>, tempfile::TempDir) {
+    let listed = |name: &str, shape: &[u64]| Listed {
+        name: name.into(),
+        dtype: "F32",
+        shape: shape.to_vec(),
+    };
+    let dir = weights(&[("w", &[2, 3]), ("b", &[5])]);
+    let kept = Kept {
+        caster: caster.clone(),
+        buckets: vec![vec![listed("w", &[2, 3])], vec![listed("b", &[5])]],
+        dir: dir.path().into(),
+        asked: Mutex::default(),
+        known: Mutex::default(),
+    };
+    (Arc::new(kept), dir)
+}
+
+#[tokio::test]
+async fn weights_that_the_trainer_keeps_are_sent_from_there_and_no_directory_is_asked_for() {
+    let (a, b) = (member(None).await, member(None).await);
+    let caster = Arc::new(Fake::default());
+    let publisher = publisher(&[&a, &b], &caster);
+    let (live, _dir) = kept(&caster);
+    let report = publisher
+        .publish_live(live.clone(), WeightVersion(1))
+        .await
+        .unwrap();
+    assert_eq!((report.num_serving, report.num_bytes), (2, 44));
+    assert_eq!(*lock(&live.asked), ["send"]);
+    assert_eq!(*lock(&caster.sent), [24, 20]);
+    for engine in [&a, &b] {
+        let received = asked(engine, "/update_weights_from_distributed").await;
+        let names: Vec<&Value> = received.iter().map(|body| &body["names"]).collect();
+        assert_eq!(names, [&json!(["w"]), &json!(["b"])]);
+        assert_eq!(received[1]["weight_version"], "run7-1");
+        assert!(asked(engine, "/update_weights_from_disk").await.is_empty());
+    }
+    // A version of other tensors is refused before anybody is told.
+    let mut other = kept(&caster).0;
+    Arc::get_mut(&mut other).unwrap().buckets.pop();
+    let refused = publisher
+        .publish_live(other.clone(), WeightVersion(2))
+        .await;
+    let refused = refused.unwrap_err().to_string();
+    assert!(refused.contains("`b` is missing"), "{refused}");
+    assert!(lock(&other.asked).is_empty());
+}
+
+#[tokio::test]
+async fn a_member_that_cannot_join_has_the_trainers_weights_written_for_all() {
+    let (a, b) = (
+        member(None).await,
+        member(Some("/init_weights_update_group")).await,
+    );
+    let caster = Arc::new(Fake::default());
+    let publisher = publisher(&[&a, &b], &caster);
+    let (live, _dir) = kept(&caster);
+    let report = publisher
+        .publish_live(live.clone(), WeightVersion(1))
+        .await
+        .unwrap();
+    assert_eq!(report.num_serving, 2);
+    assert_eq!(*lock(&live.asked), ["skip", "directory", "directory"]);
+    assert!(lock(&caster.sent).is_empty());
+    for engine in [&a, &b] {
+        assert_eq!(asked(engine, "/update_weights_from_disk").await.len(), 1);
+    }
+}
+
+#[tokio::test]
+async fn a_member_that_missed_a_broadcast_finds_the_version_in_a_directory() {
+    let refuses = "/update_weights_from_distributed";
+    let (a, b) = (member(None).await, member(Some(refuses)).await);
+    let caster = Arc::new(Fake {
+        stuck: true,
+        ..Fake::default()
+    });
+    let publisher = publisher(&[&a, &b], &caster);
+    let (live, dir) = kept(&caster);
+    let report = publisher
+        .publish_live(live.clone(), WeightVersion(1))
+        .await
+        .unwrap();
+    assert_eq!((report.num_serving, report.failed.len()), (1, 1));
+    for _ in 0..200 {
+        let standings = publisher.pool.standings();
+        if standings
+            .iter()
+            .all(|(_, s)| *s == Standing::Serving(WeightVersion(1)))
+        {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let read = asked(&b, "/update_weights_from_disk").await;
+    assert_eq!(read.len(), 1);
+    assert_eq!(read[0]["model_path"], json!(dir.path()));
+}
+
+#[tokio::test]
+async fn a_member_that_holds_other_values_than_were_sent_does_not_serve() {
+    let a = member(None).await;
+    let caster = Arc::new(Fake::default());
+    let publisher = publisher(&[&a], &caster);
+    let (live, _dir) = kept(&caster);
+    let held = ResponseTemplate::new(200).set_body_json(json!([1.0, 2.0]));
+    Mock::given(path("/get_weights_by_name"))
+        .respond_with(held)
+        .with_priority(1)
+        .mount(&a.server)
+        .await;
+    *lock(&live.known) = vec![Known {
+        name: "b".into(),
+        rows: 2,
+        values: vec![1.0, 3.0],
+    }];
+    let error = publisher.publish_live(live, WeightVersion(1)).await;
+    let error = error.unwrap_err().to_string();
+    assert!(error.contains("value 1 of `b` is 2"), "{error}");
+}
+
+#[test]
+fn what_is_looked_at_is_named_before_the_weights_are_read() {
+    let listed = |name: &str, shape: &[u64]| Listed {
+        name: name.into(),
+        dtype: "BF16",
+        shape: shape.to_vec(),
+    };
+    let buckets = [
+        vec![listed("model.embed_tokens.weight", &[300, 16])],
+        vec![listed("model.layers.0.input_layernorm.weight", &[16])],
+    ];
+    let looks = to_look_at(&buckets).unwrap();
+    let looks: Vec<_> = looks
+        .iter()
+        .map(|look| (look.name.as_str(), look.rows, look.len))
+        .collect();
+    assert_eq!(
+        looks,
+        [
+            ("model.embed_tokens.weight", 1, 16),
+            ("model.layers.0.input_layernorm.weight", 16, 16)
+        ]
+    );
+    let twice = [buckets[0].clone(), buckets[0].clone()];
+    assert!(
+        to_look_at(&twice)
+            .unwrap_err()
+            .to_string()
+            .contains("twice")
     );
 }
