@@ -22,11 +22,13 @@
 #define KEYS 128            // keys of a step, forward
 #endif
 #ifndef PINGPONG
-#define PINGPONG 1          // the two warpgroups take turns at issuing products, forward
+#define PINGPONG 1          // warpgroups take turns at issuing products, forward
 #endif
 #ifndef STAGES
 #define STAGES 2            // steps in flight, forward
 #endif
+#define GROUPS (DIM == 64 && !RECTANGLE ? 3 : 2)  // warpgroups of 64 rows each, forward: narrow heads wait for exponentials most
+#define TILE (64 * GROUPS)
 #define WALK 64             // rows of a step, backward
 #ifndef DEPTH
 #define DEPTH 3             // steps in flight, backward: one is held for the product that trails
@@ -197,23 +199,31 @@ __device__ __forceinline__ void softmax(float (&s)[KEYS / 2], float& m0, float& 
   l1 = l1 * c1 + t1;
 }
 
+// The last step over keys that any row of a tile sees.
+__device__ __forceinline__ int last_step(const Tile& tile) {
+  if (RECTANGLE) return (tile.others - 1) / KEYS;
+  if (TILE <= KEYS) return tile.row / KEYS;
+  int row = tile.row + TILE - 1;
+  return (row < tile.length ? row : tile.length - 1) / KEYS;
+}
+
 // o: [tokens, nq DIM], lse: [nq, tokens]. Blocks walk over (tile, head) items; the keys of a tile from its last to the first.
-extern "C" __global__ void __launch_bounds__(384, 1)
+extern "C" __global__ void __launch_bounds__(128 * (GROUPS + 1), 1)
 hopper_forward(const __grid_constant__ TensorMap qkv KEY_MAP, const Tile* tiles, u16* o, float* lse, int num_tiles, int tokens, int nq,
                int nkv, float scale) {
   u32 bars = shared_base();
   u32 q_full = bars, q_free = bars + 8, k_full = bars + 16, k_free = k_full + 8 * STAGES, v_full = k_free + 8 * STAGES,
       v_free = v_full + 8 * STAGES;
-  u32 q = bars + 1024, k = q + ROWS * ROW_BYTES, v = k + STAGES * KEYS * ROW_BYTES;
+  u32 q = bars + 1024, k = q + TILE * ROW_BYTES, v = k + STAGES * KEYS * ROW_BYTES;
   int group = warpgroup();
   if (threadIdx.x == 0) {
     barrier_init(q_full, 1);
-    barrier_init(q_free, 8);
+    barrier_init(q_free, 4 * GROUPS);
     for (int i = 0; i < STAGES; i++) {
       barrier_init(k_full + 8 * i, 1);
       barrier_init(v_full + 8 * i, 1);
-      barrier_init(k_free + 8 * i, 8);
-      barrier_init(v_free + 8 * i, 8);
+      barrier_init(k_free + 8 * i, 4 * GROUPS);
+      barrier_init(v_free + 8 * i, 4 * GROUPS);
     }
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
@@ -221,7 +231,7 @@ hopper_forward(const __grid_constant__ TensorMap qkv KEY_MAP, const Tile* tiles,
   int items = num_tiles * nq;
 
   if (group == 0) {
-    fewer_registers<24>();
+    fewer_registers<GROUPS == 3 ? 32 : 24>();
     if (threadIdx.x == 0) {
       Ring<STAGES> ring;
       u32 turn = 0;
@@ -231,12 +241,11 @@ hopper_forward(const __grid_constant__ TensorMap qkv KEY_MAP, const Tile* tiles,
         Tile tile = tiles[i / nq];
         int h = i % nq, g = h / (nq / nkv);
         wait(q_free, turn ^ 1);
-        expect(q_full, ROWS * ROW_BYTES);
-        copy_tile<ROWS>(q, &qkv, h * DIM, tile.start + tile.row, q_full);
+        expect(q_full, TILE * ROW_BYTES);
+        copy_tile<TILE>(q, &qkv, h * DIM, tile.start + tile.row, q_full);
         turn ^= 1;
         int from = RECTANGLE ? tile.other : tile.start;
-        int last = RECTANGLE ? (tile.others - 1) / KEYS : tile.row / KEYS + (ROWS > KEYS ? ROWS / KEYS - 1 : 0);
-        for (int n = last; n >= 0; n--) {
+        for (int n = last_step(tile); n >= 0; n--) {
           u32 at = ring.stage * KEYS * ROW_BYTES;
           wait(k_free + 8 * ring.stage, ring.parity ^ 1);
           expect(k_full + 8 * ring.stage, KEYS * ROW_BYTES);
@@ -249,22 +258,26 @@ hopper_forward(const __grid_constant__ TensorMap qkv KEY_MAP, const Tile* tiles,
       }
     }
   } else {
-    more_registers<240>();
+    more_registers<GROUPS == 3 ? 160 : 240>();
     int wg = group - 1, lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) & 3;
     float factor = scale * LOG2E;
     Ring<STAGES> kr, vr;
     u32 turn = 0;
 #if PINGPONG
-    if (wg == 1) asm volatile("bar.arrive 1, 256;" ::: "memory");
+    if (wg == GROUPS - 1) asm volatile("bar.arrive 1, 256;" ::: "memory");
 #endif
     auto my_turn = [&]() {
 #if PINGPONG
-      if (wg == 0) asm volatile("bar.sync 1, 256;" ::: "memory"); else asm volatile("bar.sync 2, 256;" ::: "memory");
+      if (wg == 0) asm volatile("bar.sync 1, 256;" ::: "memory");
+      else if (GROUPS == 2 || wg == 1) asm volatile("bar.sync 2, 256;" ::: "memory");
+      else asm volatile("bar.sync 3, 256;" ::: "memory");
 #endif
     };
     auto your_turn = [&]() {
 #if PINGPONG
-      if (wg == 0) asm volatile("bar.arrive 2, 256;" ::: "memory"); else asm volatile("bar.arrive 1, 256;" ::: "memory");
+      if (wg == 0) asm volatile("bar.arrive 2, 256;" ::: "memory");
+      else if (GROUPS == 2 || wg == 2) asm volatile("bar.arrive 1, 256;" ::: "memory");
+      else asm volatile("bar.arrive 3, 256;" ::: "memory");
 #endif
     };
     for (int band = 0;; band++) {
@@ -279,14 +292,27 @@ hopper_forward(const __grid_constant__ TensorMap qkv KEY_MAP, const Tile* tiles,
       for (int j = 0; j < DIM / 2; j++) acc[j] = 0.f;
       float m0 = -INF, m1 = -INF, l0 = 0.f, l1 = 0.f, c0, c1;
       u32 mine = q + wg * 64 * 128;
-      int n = RECTANGLE ? (tile.others - 1) / KEYS : tile.row / KEYS, last = RECTANGLE ? tile.others - 1 : row;
+      int n = last_step(tile), last = RECTANGLE ? tile.others - 1 : row;
+#if GROUPS * 64 > KEYS
+      // Steps that only later groups' rows see.
+      for (int own = (tile.row + 64 * wg + 63) / KEYS; n > own; n--) {
+        wait(k_full + 8 * kr.stage, kr.parity);
+        my_turn();
+        your_turn();
+        if (lane == 0) arrive(k_free + 8 * kr.stage);
+        kr.next();
+        wait(v_full + 8 * vr.stage, vr.parity);
+        if (lane == 0) arrive(v_free + 8 * vr.stage);
+        vr.next();
+      }
+#endif
 
       wait(q_full, turn);
       wait(k_full + 8 * kr.stage, kr.parity);
       my_turn();
       pin(s);
       fence();
-      product<ROWS, KEYS>(s, mine, k + kr.stage * KEYS * ROW_BYTES);
+      product<TILE, KEYS>(s, mine, k + kr.stage * KEYS * ROW_BYTES);
       commit();
       your_turn();
       wait_products<0>();
@@ -302,7 +328,7 @@ hopper_forward(const __grid_constant__ TensorMap qkv KEY_MAP, const Tile* tiles,
         pin(p);
         pin(acc);
         fence();
-        product<ROWS, KEYS>(s, mine, k + kr.stage * KEYS * ROW_BYTES);
+        product<TILE, KEYS>(s, mine, k + kr.stage * KEYS * ROW_BYTES);
         commit();
         wait(v_full + 8 * vr.stage, vr.parity);
         accumulate<KEYS>(acc, p, v + vr.stage * KEYS * ROW_BYTES);

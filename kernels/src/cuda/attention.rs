@@ -31,6 +31,8 @@ pub(super) const DEPTH: usize = 3;
 /// Queries and keys of a block of dS, its bytes, and the steps in flight where it is read, as in `attention/hopper.cu`.
 pub(super) const BLOCK_ROWS: usize = 64;
 pub(super) const BLOCK_BYTES: usize = BLOCK_ROWS * BLOCK_ROWS * 2;
+/// Rows of a tile of the forward of heads 64 wide, as in `attention/hopper.cu`.
+const NARROW_ROWS: usize = 192;
 const KEPT_DEPTH: usize = 3;
 /// Memory for what a backward keeps between its kernels (dS here, states in a delta rule's), 2.25 GiB: heads take turns in it.
 pub(super) const KEPT_BYTES: usize = 9 << 28;
@@ -55,6 +57,8 @@ struct Tiles {
     by_keys: Block,
     /// Most queries to walk over first.
     by_queries: Block,
+    /// As `by_keys`, of [`NARROW_ROWS`], and how many.
+    narrow: (Block, u32),
     count: u32,
     /// Rows of all sequences when each is padded to whole tiles.
     padded: usize,
@@ -90,25 +94,30 @@ impl Cuda {
         if let Some((_, tiles)) = cache.as_ref().filter(|(of, _)| *of == sequences) {
             return Ok(Arc::clone(tiles));
         }
-        let (mut list, mut padded, mut pairs) = (Vec::<Tile>::new(), 0, 0);
+        let (mut list, mut narrow) = (Vec::<Tile>::new(), Vec::<Tile>::new());
+        let (mut padded, mut pairs) = (0, 0);
         for range in &sequences {
             let (start, len) = (range.start as i32, range.len() as i32);
-            list.extend(
-                (0..len)
-                    .step_by(TILE_ROWS)
-                    .map(|row| [start, len, row, padded as i32, pairs as i32, 0, 0, 0]),
-            );
+            let tile = |row| [start, len, row, padded as i32, pairs as i32, 0, 0, 0];
+            list.extend((0..len).step_by(TILE_ROWS).map(tile));
+            narrow.extend((0..len).step_by(NARROW_ROWS).map(tile));
             padded += range.len().next_multiple_of(TILE_ROWS);
             let blocks = range.len().div_ceil(BLOCK_ROWS);
             pairs += blocks * (blocks + 1) / 2;
         }
         list.sort_by_key(|tile| -tile[2]);
         let by_keys = self.device.upload(&list, "attention tiles")?;
+        narrow.sort_by_key(|tile| -tile[2]);
+        let narrow = (
+            self.device.upload(&narrow, "attention tiles")?,
+            narrow.len() as u32,
+        );
         list.sort_by_key(|tile| tile[2] - tile[1]);
         let by_queries = self.device.upload(&list, "attention tiles")?;
         let tiles = Arc::new(Tiles {
             by_keys,
             by_queries,
+            narrow,
             count: list.len() as u32,
             padded,
             pairs,
@@ -212,16 +221,22 @@ impl Cuda {
         ];
         let results = [Ptr(out.block.ptr), Ptr(lse.at(&self.device)?)];
         if self.has_hopper_attention(heads) {
-            let blocks = self.device.num_sms.min(tiles.count * heads.query as u32);
+            let (list, count, rows) = match heads.dim {
+                64 => (&tiles.narrow.0, tiles.narrow.1, NARROW_ROWS),
+                _ => (&tiles.by_keys, tiles.count, TILE_ROWS),
+            };
+            let blocks = self.device.num_sms.min(count * heads.query as u32);
             let map = TensorMap::new(qkv.block.ptr, qkv.rows, qkv.cols)?;
-            let head = [Map(map), Ptr(tiles.by_keys.ptr)];
-            let args = [&head, &results[..], &[Int(tiles.count as i32)], &shape].concat();
-            let shared = hopper_bytes(heads, TILE_ROWS + 2 * STAGES * TILE_ROWS);
+            let head = [Map(map), Ptr(list.ptr)];
+            let args = [&head, &results[..], &[Int(count as i32)], &shape].concat();
+            let shared = hopper_bytes(heads, rows + 2 * STAGES * TILE_ROWS);
+            // Sixty-four rows a warpgroup, and one that fetches.
+            let threads = (2 * rows + 128) as u32;
             self.device.launch(
                 &sources::hopper_attention(heads),
                 "hopper_forward",
                 (blocks, 1, 1),
-                384,
+                threads,
                 shared,
                 &args,
             )?;
