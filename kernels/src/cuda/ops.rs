@@ -872,6 +872,10 @@ impl Ops for Cuda {
         self.columns_of(x, cols)
     }
 
+    fn add_columns(&self, x: &Tensor, y: &Tensor, at: usize) -> Result<Tensor> {
+        self.with_columns(x, y, at)
+    }
+
     fn sum_squares(&self, x: &Float) -> Result<f64> {
         self.squares_of_all(&[x])
     }

@@ -1,7 +1,9 @@
 //! Pieces of parameters as copies on the device. Read [`crate::pieces`] for what they are.
 
+use super::device::Arg::{Int, Ptr};
+use super::ops::{THREADS, expect};
 use super::pool::Block;
-use super::{Cuda, Float, Tensor, driver};
+use super::{Cuda, Float, Tensor, driver, sources};
 use crate::{Error, Patch, Result, pieces};
 use cudarc::driver::{result, sys};
 use std::ops::Range;
@@ -125,6 +127,30 @@ impl Cuda {
         // Rows of `cols.len()` elements lie inside both blocks, checked above.
         self.copy_lines(from, to, cols.len(), x.rows)?;
         Ok(y)
+    }
+
+    pub(super) fn with_columns(&self, x: &Tensor, y: &Tensor, at: usize) -> Result<Tensor> {
+        let fits = x.rows == y.rows && at + y.cols <= x.cols;
+        expect("add_columns", fits, || {
+            let [rows, cols] = [y.rows, y.cols];
+            format!(
+                "[{rows}, {cols}] from column {at} of [{}, {}]",
+                x.rows, x.cols
+            )
+        })?;
+        let z = self.new_tensor(x.rows, x.cols, "added columns")?;
+        let args = [
+            Ptr(x.block.ptr),
+            Ptr(y.block.ptr),
+            Ptr(z.block.ptr),
+            Int(x.cols as i32),
+            Int(at as i32),
+            Int(y.cols as i32),
+        ];
+        let grid = (x.rows as u32, 1, 1);
+        self.device
+            .launch(&sources::rows(), "add_columns", grid, THREADS, 0, &args)?;
+        Ok(z)
     }
 
     pub(super) fn laid_out(

@@ -114,6 +114,33 @@ extern "C" __global__ void sum_rows(const u16* x, const u32* places, u16* y, int
   }
 }
 
+// z = x with y, `width` columns, added to the columns from `at` on.
+extern "C" __global__ void add_columns(const u16* x, const u16* y, u16* z, int cols, int at, int width) {
+  i64 row = blockIdx.x;
+  x += row * cols;
+  y += row * width;
+  z += row * cols;
+  if ((cols | at | width) % 8) {
+    for (int c = threadIdx.x; c < cols; c += blockDim.x) {
+      bool added = c >= at && c < at + width;
+      z[c] = added ? to_bf(bf(x[c]) + bf(y[c - at])) : x[c];
+    }
+    return;
+  }
+  for (int c = threadIdx.x * 8; c < cols; c += blockDim.x * 8) {
+    Vec8 v = load8(x + c);
+    if (c >= at && c < at + width) {
+      float a[8], b[8];
+      unpack8(v, a);
+      unpack8(load8(y + c - at), b);
+#pragma unroll
+      for (int j = 0; j < 8; j++) a[j] += b[j];
+      v = pack8(a);
+    }
+    store8(z + c, v);
+  }
+}
+
 // Column c of the answer is the sum of the sources starts[c]..starts[c + 1]: an input in the upper 4 bits, a column of it below.
 extern "C" __global__ void map_columns(const u16* x0, const u16* x1, const u16* x2, const u16* x3, int n0, int n1, int n2, int n3,
                                        const u32* starts, const u32* sources, u16* y, int cols) {

@@ -23,7 +23,7 @@ pub(crate) fn all() -> Vec<Case> {
     for (rows, cols) in [(0, 64), (1, 8), (7, 64), (129, 1032), (1000, 2560)] {
         add("rows", Body::Rows { rows, cols });
     }
-    for (rows, cols) in [(1, 8), (7, 72), (129, 1032)] {
+    for (rows, cols) in [(1, 8), (7, 72), (33, 96), (129, 1032)] {
         add("pieces", Body::Pieces { rows, cols });
     }
     for (rows, inputs, outputs) in [
