@@ -279,8 +279,10 @@ impl<M: Meet + 'static> Nccl<M> {
             let line = Line::new(api, host.size(), host.rank(), id)?;
             let (watched, api) = (Arc::downgrade(&line), api);
             place.on_end(Box::new(move || {
+                // On a thread of its own: to abort one may take the device, which kernels of the others hold until they
+                // are aborted too.
                 if let Some(line) = watched.upgrade() {
-                    line.abort(api);
+                    std::thread::spawn(move || line.abort(api));
                 }
             }));
             Ok(line)
