@@ -86,7 +86,8 @@ add_rmsnorm(const u16* x, const u16* delta, const u16* w, u16* s, u16* y, float*
 
 // dx = r (g - xh mean(g xh)) + residual, g = dy w, xh = x r; with `again` also y, which forward gave. Block b takes every gridDim-th group of rows and leaves its sum
 // of dy xh in part[b, cols]; add_parts (rows) adds the parts in order.
-extern "C" __global__ void __launch_bounds__(BLOCK, BLOCK <= 256 ? 3 : 1)  // as many as are launched a multiprocessor
+// As many blocks fit a multiprocessor as are launched for one.
+extern "C" __global__ void __launch_bounds__(BLOCK, BLOCK <= 256 ? 3 : 1)
 rmsnorm_backward(const u16* dy, const u16* x, const float* rstd, const u16* w, const u16* residual, u16* dx, u16* again,
                  float* part, int rows, int cols) {
   int lane = threadIdx.x % LANES, sub = threadIdx.x / LANES;
