@@ -65,7 +65,15 @@ fn problem(command: &Command, name: &str) -> Problem {
         return Problem::new(reason);
     }
     if flags::exists(name) {
-        return Problem::new(format!("--{name} has no effect in `{verb}`")).help("leave it out");
+        let problem = Problem::new(format!("--{name} has no effect in `{verb}`"));
+        // Verbs of one model take it by its own flag.
+        let takes_a_model = command
+            .get_arguments()
+            .any(|arg| arg.get_long() == Some("model"));
+        return match name {
+            "hf-checkpoint" if takes_a_model => problem.help("the model is --model DIR here"),
+            _ => problem.help("leave it out"),
+        };
     }
     let longs = command
         .get_arguments()
@@ -120,6 +128,9 @@ mod tests {
             messages("slime-host sft --sglang-args=[]")[0].0,
             "--sglang-args has no effect in `sft`"
         );
+        let (said, cure) = messages("slime-host serve --hf-checkpoint model").remove(0);
+        assert_eq!(said, "--hf-checkpoint has no effect in `serve`");
+        assert_eq!(cure.as_deref(), Some("the model is --model DIR here"));
     }
 
     #[test]
