@@ -47,13 +47,18 @@ pub(super) enum Collective {
     Gather,
 }
 
-/// The word that kernels look at while they wait.
-pub(super) struct Ended(Mutex<PinnedHostSlice<u32>>, AtomicBool);
+/// The end of the work of all.
+pub(super) struct Ended {
+    /// What kernels look at while they wait.
+    word: Mutex<PinnedHostSlice<u32>>,
+    /// The same for the host.
+    is_set: AtomicBool,
+}
 
 impl Ended {
     pub(super) fn set(&self) {
-        self.1.store(true, Ordering::Release);
-        let mut word = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        self.is_set.store(true, Ordering::Release);
+        let mut word = self.word.lock().unwrap_or_else(PoisonError::into_inner);
         // It was never written by the device, so there is nothing to wait for; a failure leaves the kernels to the driver.
         if let Ok(word) = word.as_mut_slice() {
             // SAFETY: a valid, aligned word of page-locked memory, which kernels only read.
@@ -123,7 +128,10 @@ impl Exchange {
         };
         Ok(Some(Self {
             lanes: [lane(BLOCKS[0])?, lane(BLOCKS[1])?],
-            ended: Arc::new(Ended(Mutex::new(word), AtomicBool::new(false))),
+            ended: Arc::new(Ended {
+                word: Mutex::new(word),
+                is_set: AtomicBool::new(false),
+            }),
             ended_at,
             cuda: cuda.clone(),
             rank,
@@ -184,7 +192,7 @@ impl Exchange {
         count: usize,
         more: Arg,
     ) -> Result<()> {
-        if self.ended.1.load(Ordering::Acquire) {
+        if self.ended.is_set.load(Ordering::Acquire) {
             return Err(Error::Comm("the exchange was ended".into()));
         }
         if count == 0 {

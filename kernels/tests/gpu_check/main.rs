@@ -14,6 +14,7 @@ mod bench;
 mod broadcast;
 mod cases;
 mod emulator;
+mod exchange;
 mod families;
 mod large;
 mod parity;
@@ -48,10 +49,11 @@ fn main() -> ExitCode {
             .filter(|arg| !arg.starts_with('-'))
             .collect();
         let wanted = |name: &str| words.is_empty() || words.iter().any(|word| word == name);
-        let checks: [(&str, fn(&Cuda) -> usize); 3] = [
+        let checks: [(&str, fn(&Cuda) -> usize); 4] = [
             ("adopt", adopt::check),
             ("record", recorded::check),
             ("broadcast", broadcast::check),
+            ("exchange", exchange::check),
         ];
         let wanted = checks.into_iter().filter(|(name, _)| wanted(name));
         let besides: usize = wanted.map(|(_, check)| check(&cuda)).sum();
