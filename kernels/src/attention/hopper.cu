@@ -293,7 +293,7 @@ hopper_forward(const __grid_constant__ TensorMap qkv KEY_MAP, const Tile* tiles,
       float m0 = -INF, m1 = -INF, l0 = 0.f, l1 = 0.f, c0, c1;
       u32 mine = q + wg * 64 * 128;
       int n = last_step(tile), last = RECTANGLE ? tile.others - 1 : row;
-#if GROUPS * 64 > KEYS
+#if TILE > KEYS
       // Steps that only later groups' rows see.
       for (int own = (tile.row + 64 * wg + 63) / KEYS; n > own; n--) {
         wait(k_full + 8 * kr.stage, kr.parity);

@@ -111,7 +111,7 @@ impl Deref for Given {
     }
 }
 
-/// What is done when the work of all ends, at once where it has ended.
+/// What is done when the work of all ends, at once where it has.
 pub type Act = Box<dyn FnOnce() + Send>;
 
 /// What waits for the end.
@@ -119,8 +119,12 @@ pub type Act = Box<dyn FnOnce() + Send>;
 pub(super) struct Acts(Mutex<Vec<Act>>);
 
 impl Acts {
-    pub(super) fn push(&self, act: Act) {
+    /// `act` once the work ends, which it may have.
+    pub(super) fn push(&self, act: Act, has_ended: impl Fn() -> bool) {
         self.lock().push(act);
+        if has_ended() {
+            self.run();
+        }
     }
 
     /// Do all that was not done yet.

@@ -221,10 +221,7 @@ impl Meet for World {
     }
 
     fn on_end(&self, act: Act) {
-        self.at_end.push(act);
-        if self.ended().is_some() {
-            self.at_end.run();
-        }
+        self.at_end.push(act, || self.ended().is_some());
     }
 
     fn end(&self, reason: String) {

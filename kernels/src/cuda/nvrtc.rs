@@ -11,6 +11,7 @@ use std::path::PathBuf;
 
 /// Bf16 and warp arithmetic that every kernel starts from.
 const PRELUDE: &str = include_str!("prelude.cuh");
+
 /// Text that some kernels start from after the prelude.
 #[derive(Clone, Copy, Debug)]
 pub struct Header {
@@ -25,10 +26,10 @@ pub struct Header {
 pub struct Source {
     /// The file below `kernels/src`, without its ending.
     pub name: &'static str,
-    /// CUDA text without the prelude and header.
+    /// CUDA text without the prelude and headers.
     pub text: &'static str,
-    /// What it starts from.
-    pub header: Option<Header>,
+    /// What it starts from, in order.
+    pub headers: &'static [Header],
     /// `NAME=value` macros.
     pub defines: Vec<String>,
 }
@@ -49,8 +50,8 @@ pub fn cubin(source: &Source, arch: &str) -> Result<Vec<u8>> {
     }
     let text = match std::env::var_os("SLIME_KERNEL_DIR") {
         None => {
-            let header = source.header.map_or("", |header| header.text);
-            format!("{PRELUDE}{header}{}", source.text)
+            let headers: String = source.headers.iter().map(|header| header.text).collect();
+            format!("{PRELUDE}{headers}{}", source.text)
         }
         Some(folder) => overridden(&PathBuf::from(folder), source)?,
     };
@@ -82,7 +83,7 @@ fn overridden(folder: &std::path::Path, source: &Source) -> Result<String> {
         })
     };
     let mut text = read("cuda/prelude.cuh".into())?;
-    if let Some(header) = source.header {
+    for header in source.headers {
         text += &read(header.file.into())?;
     }
     Ok(text + &read(format!("{}.cu", source.name))?)

@@ -11,6 +11,11 @@ const HOPPER: Header = Header {
     file: "cuda/hopper.cuh",
     text: include_str!("hopper.cuh"),
 };
+/// Tensor cores of every card since Ampere.
+const MMA: Header = Header {
+    file: "cuda/mma.cuh",
+    text: include_str!("mma.cuh"),
+};
 /// Tiles of a delta rule's chunks.
 const TILES: Header = Header {
     file: "gated_delta/tiles.cuh",
@@ -19,7 +24,7 @@ const TILES: Header = Header {
 
 macro_rules! source {
     ($file:literal $(, $define:expr)* $(,)?) => {
-        Source { name: $file, text: include_str!(concat!("../", $file, ".cu")), header: None, defines: vec![$($define),*] }
+        Source { name: $file, text: include_str!(concat!("../", $file, ".cu")), headers: &[], defines: vec![$($define),*] }
     };
 }
 
@@ -96,12 +101,15 @@ pub(super) fn of_rectangles(attention: Source) -> Source {
 }
 
 pub(super) fn tensor_core_attention(heads: Heads) -> Source {
-    source!("attention/tensor_core", format!("DIM={}", heads.dim))
+    Source {
+        headers: &[MMA],
+        ..source!("attention/tensor_core", format!("DIM={}", heads.dim))
+    }
 }
 
 pub(super) fn hopper_attention(heads: Heads) -> Source {
     Source {
-        header: Some(HOPPER),
+        headers: &[HOPPER],
         ..source!("attention/hopper", format!("DIM={}", heads.dim))
     }
 }
@@ -136,7 +144,7 @@ pub(super) fn delta_gradients(heads: DeltaHeads, threads: u32) -> Source {
 
 fn of_chunks(source: Source, heads: DeltaHeads, threads: u32) -> Source {
     Source {
-        header: Some(TILES),
+        headers: &[MMA, TILES],
         defines: vec![
             format!("KD={}", heads.key_dim),
             format!("VD={}", heads.value_dim),
@@ -159,7 +167,7 @@ pub(super) fn routing(experts: usize) -> Source {
 
 pub(super) fn grouped_matmul() -> Source {
     Source {
-        header: Some(HOPPER),
+        headers: &[HOPPER],
         ..source!("grouped_matmul/hopper")
     }
 }

@@ -47,13 +47,6 @@ __device__ __forceinline__ u32 rest2(float x, float y, u32 rounded) { return pac
 template <class T>
 __device__ __forceinline__ T* numbers(int offset) { return reinterpret_cast<T*>(shared() + offset); }
 
-__device__ __forceinline__ void copy16(u32 to, const void* from, bool real) {
-  int bytes = real ? 16 : 0;  // zeros elsewhere
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes));
-}
-__device__ __forceinline__ void commit() { asm volatile("cp.async.commit_group;"); }
-template <int N> __device__ __forceinline__ void wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N)); }
-
 // ROWS rows, of which those below `rows` and their chunks below `chunks` are in memory, `stride` numbers apart.
 template <int ROWS, int CH>
 __device__ __forceinline__ void fetch(int tile, const u16* from, i64 stride, int rows, int chunks) {
@@ -83,19 +76,6 @@ __device__ __forceinline__ void store(u16* to, i64 stride, int tile) {
     store8(to + i / CH * stride + i % CH * 8, *numbers<Vec8>(place<CH>(tile, i / CH, i % CH)));
 }
 
-__device__ __forceinline__ void ldmatrix(u32* r, u32 address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address));
-}
-__device__ __forceinline__ void ldmatrix_t(u32* r, u32 address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address));
-}
-__device__ __forceinline__ void mma(float* d, const u32* a, const u32* b) {
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
 // 16 x 16 of A: rows `row..` and columns 16 k.. of a tile, or of its transpose.
 template <int CH>
 __device__ __forceinline__ void load_a(u32* r, int tile, int row, int k) {

@@ -46,6 +46,17 @@ fn free_port() -> u16 {
     listener.local_addr().unwrap().port()
 }
 
+/// The trainer of rank 0.
+fn lead(
+    processes: Arc<Processes>,
+    training: &Training,
+    weights: &Weights,
+) -> Result<ProcessTrainer<F32>> {
+    let (ops, training) = (Arc::new(F32::new()), training.clone());
+    let meet = Mesh::of_processes;
+    ProcessTrainer::lead(&ops, processes, training, weights, meet, PATIENCE)
+}
+
 /// Lead `processes` processes with `work`; what it returns, and how each follower ended.
 pub(crate) fn led<R>(
     training: &Training,
@@ -70,16 +81,7 @@ pub(crate) fn led<R>(
             })
         };
         let followers: Vec<_> = (1..processes).map(follower).collect();
-        let ops = Arc::new(F32::new());
-        let met = join(0, processes, port);
-        let leader = ProcessTrainer::lead(
-            &ops,
-            met,
-            training.clone(),
-            &weights,
-            Mesh::of_processes,
-            PATIENCE,
-        );
+        let leader = lead(join(0, processes, port), training, &weights);
         let done = leader
             .and_then(|leader| leader.with_reference(&reference))
             .map(work);
@@ -231,16 +233,7 @@ fn a_process_that_is_lost_is_named_within_seconds() {
             assert!(!order.is_empty());
             drop(own);
         });
-        let ops = Arc::new(F32::new());
-        let met = join(0, 2, port);
-        let leader = ProcessTrainer::lead(
-            &ops,
-            met,
-            training.clone(),
-            &weights,
-            Mesh::of_processes,
-            PATIENCE,
-        );
+        let leader = lead(join(0, 2, port), &training, &weights);
         let reference: Weights = Arc::new(|param| Ok(reference_weight(param)));
         let mut leader = leader.unwrap().with_reference(&reference).unwrap();
         let began = Instant::now();

@@ -473,10 +473,7 @@ impl Meet for Processes {
     }
 
     fn on_end(&self, act: Act) {
-        self.inner.at_end.push(act);
-        if self.ended().is_some() {
-            self.inner.at_end.run();
-        }
+        self.inner.at_end.push(act, || self.ended().is_some());
     }
 
     fn travels(&self) -> bool {

@@ -95,6 +95,20 @@ fn publisher(engines: &[&Engine], caster: &Arc<Fake>) -> Publisher {
         .with_caster(caster)
 }
 
+/// Wait a while for the first version everywhere.
+async fn until_all_serve(publisher: &Publisher) {
+    for _ in 0..200 {
+        let standings = publisher.pool.standings();
+        if standings
+            .iter()
+            .all(|(_, s)| *s == Standing::Serving(WeightVersion(1)))
+        {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
 #[tokio::test]
 async fn all_members_receive_in_one_group_which_is_kept() {
     let (a, b) = (member(None).await, member(None).await);
@@ -182,16 +196,7 @@ async fn a_member_that_refuses_the_bytes_frees_the_sender_and_ends_the_group() {
     assert!(*lock(&caster.aborted));
     assert_eq!((report.num_serving, report.failed.len()), (1, 1));
     // What missed it reads the directory in the background.
-    for _ in 0..200 {
-        let standings = publisher.pool.standings();
-        if standings
-            .iter()
-            .all(|(_, s)| *s == Standing::Serving(WeightVersion(1)))
-        {
-            break;
-        }
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+    until_all_serve(&publisher).await;
     assert_eq!(asked(&b, "/update_weights_from_disk").await.len(), 1);
     let _ = publisher.publish(dir.path(), WeightVersion(2)).await;
     assert_eq!(
@@ -319,16 +324,7 @@ async fn a_member_that_missed_a_broadcast_finds_the_version_in_a_directory() {
         .await
         .unwrap();
     assert_eq!((report.num_serving, report.failed.len()), (1, 1));
-    for _ in 0..200 {
-        let standings = publisher.pool.standings();
-        if standings
-            .iter()
-            .all(|(_, s)| *s == Standing::Serving(WeightVersion(1)))
-        {
-            break;
-        }
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+    until_all_serve(&publisher).await;
     let read = asked(&b, "/update_weights_from_disk").await;
     assert_eq!(read.len(), 1);
     assert_eq!(read[0]["model_path"], json!(dir.path()));
