@@ -2,7 +2,8 @@
 //
 // What a consumer accumulates stays in its registers and nothing is added by atomics, so the answer is repeatable bit by bit.
 // The backward is two kernels of five products: one walks over the queries for dK and dV and leaves dS in memory, one
-// multiplies that with K for dQ. Where there is no room for dS, another kernel computes it again (seven products).
+// multiplies that with K for dQ. Where there is no room for dS, and of narrow heads, another kernel computes it again (seven
+// products).
 //
 // Rows past a sequence's end are the next sequence's (or zeros past the last): finite, and masked by causality or by a
 // statistic of +inf.
@@ -30,12 +31,13 @@
 #define GROUPS (DIM == 64 && !RECTANGLE ? 3 : 2)  // warpgroups of 64 rows each, forward: narrow heads wait for exponentials most
 #define TILE (64 * GROUPS)
 #define WALK 64             // rows of a step, backward
+#define NARROW (DIM == 64)  // backward: what a warpgroup multiplies from the left fits into its registers
 #ifndef DEPTH
 #define DEPTH 3             // steps in flight, backward: one is held for the product that trails
 #endif
 
-// `pairs`: blocks of 64 x 64 of the sequences before it, see `pair`. Of a rectangle, `start`, `length` and `row` are of the
-// side that the tile is of, `padded` is the queries' first padded row, `other` and `others` are the other side's rows.
+// `pairs`: blocks of 64 x 64 of the sequences or rectangles before it, see `pair`. Of a rectangle, `start`, `length` and `row`
+// are of the side that the tile is of, `padded` is the queries' first padded row, `other` and `others` are the other side's rows.
 struct alignas(16) Tile { int start, length, row, padded, pairs, other, others, unused; };
 
 // Keys and values: behind the queries in their rows, or of a rectangle in a matrix of their own, [rows, (2 nkv) DIM].
@@ -73,6 +75,30 @@ __device__ __forceinline__ void product(float (&d)[N / 2], u32 a, u32 b) {
     wgmma<0>(d, descriptor(a + (k / 4) * A_ROWS * 128 + (k % 4) * 32, 16), descriptor(b + (k / 4) * N * 128 + (k % 4) * 32, 16),
              k != 0);
 }
+// The same of rows in registers.
+template <int A_ROWS, int N>
+__device__ __forceinline__ void product(float (&d)[N / 2], const u32 (&a)[DIM / 4], u32 b) {
+#pragma unroll
+  for (int k = 0; k < DIM / 16; k++) wgmma<0>(d, a + 4 * k, descriptor(b + (k / 4) * N * 128 + (k % 4) * 32, 16), k != 0);
+}
+// 64 rows of a tile of A_ROWS rows, which every step multiplies: their place, or themselves, for an operand from shared memory
+// takes as much of its bandwidth as there is where products are short.
+template <int A_ROWS> struct Left {
+#if NARROW
+  u32 rows[DIM / 4];
+  __device__ __forceinline__ void take(u32 from) {
+    int lane = threadIdx.x & 31, row = 16 * ((threadIdx.x >> 5) & 3) + (lane & 15);
+#pragma unroll
+    for (int k = 0; k < DIM / 16; k++)
+      asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                   : "=r"(rows[4 * k]), "=r"(rows[4 * k + 1]), "=r"(rows[4 * k + 2]), "=r"(rows[4 * k + 3])
+                   : "r"(from + row * 128 + (((2 * k + (lane >> 4)) ^ (row & 7)) * 16)));
+  }
+#else
+  u32 rows;
+  __device__ __forceinline__ void take(u32 from) { rows = from; }
+#endif
+};
 // acc[64, DIM] += P B: P is 64 x N in registers (bf16 pairs), B the N rows of a tile of N rows.
 template <int N>
 __device__ __forceinline__ void accumulate(float (&acc)[DIM / 2], const u32 (&p)[N / 4], u32 b) {
@@ -104,11 +130,11 @@ template <bool B> struct Flag { static constexpr bool value = B; };
 
 // ---- dS between the two kernels of the backward ----
 
-// Blocks of 64 queries x 64 keys that see each other, of one sequence: those of a query block lie together, by key block. A
-// block is dS transposed, [key][64 queries], swizzled as wgmma reads it.
+// Blocks of 64 queries x 64 keys that see each other, of one sequence or rectangle: those of a query block lie together, by key
+// block. A block is dS transposed, [key][64 queries], swizzled as wgmma reads it.
 #define PAIR_BYTES 8192
-__device__ __forceinline__ i64 pair(int query_block, int key_block) {
-  return (i64)query_block * (query_block + 1) / 2 + key_block;
+__device__ __forceinline__ i64 pair(int query_block, int key_block, int key_blocks) {
+  return (RECTANGLE ? (i64)query_block * key_blocks : (i64)query_block * (query_block + 1) / 2) + key_block;
 }
 
 // A warpgroup's 64 keys x 64 queries, held as a left operand, to a block in shared memory.
@@ -422,7 +448,7 @@ extern "C" __global__ void hopper_stats(const u16* dout, const u16* o, const flo
 
 // dK and dV: a block owns ROWS keys of one kv head and walks over the queries that see them, head after head of the group.
 // dS goes through shared memory to be multiplied with Q, and from there to `kept`, if it is not null, for `hopper_dq_kept`:
-// `num_pairs` blocks a head, from the first head of kv head `first_kv` on.
+// `num_pairs` blocks a head, from the first head of kv head `first_kv` on. That of narrow heads stays in registers.
 extern "C" __global__ void __launch_bounds__(384, 1)
 hopper_dkv(const __grid_constant__ TensorMap qkv KEY_MAP, const __grid_constant__ TensorMap dout, const float* stats, const Tile* tiles,
            u16* dqkv, u8* kept, int num_pairs, int first_kv, int padded, int nq, int nkv, float scale) {
@@ -469,35 +495,36 @@ hopper_dkv(const __grid_constant__ TensorMap qkv KEY_MAP, const __grid_constant_
     int wg = group - 1, lane = threadIdx.x & 31;
     float factor = scale * LOG2E;
     float dk[DIM / 2], dv[DIM / 2], s[WALK / 2], p[WALK / 2];
-    u32 left[WALK / 4];
+    u32 left[WALK / 4], right[WALK / 4];
 #pragma unroll
     for (int j = 0; j < DIM / 2; j++) dk[j] = dv[j] = 0.f;
-    u32 mine_k = k + wg * 64 * 128, mine_v = v + wg * 64 * 128;
+    Left<ROWS> mine_k, mine_v;
     Ring<DEPTH> ring;
     bool leads = (threadIdx.x & 127) == 0;
     // Where dS of the next step goes, and how much further that of the step after it: in shared memory to save registers.
     u32 place = line + DEPTH * WALK * 8 + 8 * wg;
     u32 held;  // the barrier of the stage that products of the last step read
     // Products are queued so that the tensor cores have work while this warpgroup computes: S behind the last step's dK, dP
-    // behind S, dV behind both. Of the queries of a step only those of a head's first one come before some of the keys.
-    auto step = [&](auto is_first, auto is_diagonal) {
-      constexpr bool FIRST = decltype(is_first)::value, DIAGONAL = decltype(is_diagonal)::value;
+    // behind S, dV behind both. MASK where not all of the queries see all of the keys, or where there are fewer keys.
+    auto step = [&](auto is_first, auto masks) {
+      constexpr bool FIRST = decltype(is_first)::value, MASK = decltype(masks)::value;
       u32 at = ring.stage * WALK * ROW_BYTES, l = line + ring.stage * WALK * 8 + 8 * (lane & 3);
       wait(full + 8 * ring.stage, ring.parity);
       pin(s);
       fence();
-      product<ROWS, WALK>(s, mine_k, q + at);
+      product<ROWS, WALK>(s, mine_k.rows, q + at);
       commit();
       if (!FIRST) {
         wait_products<1>();  // the last step's dV and dK
         pin(dv);
         pin(dk);
         pin(left);
+        if constexpr (NARROW) pin(right);
         arrive(held);  // each thread for itself: it has read statistics, which the tensor cores' products do not cover
       }
       pin(p);
       fence();
-      product<ROWS, WALK>(p, mine_v, d + at);
+      product<ROWS, WALK>(p, mine_v.rows, d + at);
       commit();
       wait_products<1>();  // S
       pin(s);
@@ -509,11 +536,17 @@ hopper_dkv(const __grid_constant__ TensorMap qkv KEY_MAP, const __grid_constant_
         s[4 * j + 2] = exp2_fast(s[4 * j + 2] * factor - a.x);
         s[4 * j + 3] = exp2_fast(s[4 * j + 3] * factor - a.y);
       }
-      if (DIAGONAL) {
-        int key = 16 * ((threadIdx.x >> 5) & 3) + (lane >> 2);
+      if (MASK) {
+        int key = 16 * ((threadIdx.x >> 5) & 3) + (lane >> 2), keys = 0;
+        if (RECTANGLE) {
+          Tile again = read_again(tiles + blockIdx.y);
+          keys = again.length - again.row - 64 * wg;
+        }
 #pragma unroll
-        for (int i = 0; i < WALK / 2; i++)
-          if (8 * (i / 4) + 2 * (lane & 3) + (i & 1) < key + 8 * ((i >> 1) & 1)) s[i] = 0.f;
+        for (int i = 0; i < WALK / 2; i++) {
+          int own = key + 8 * ((i >> 1) & 1);
+          if (RECTANGLE ? own >= keys : 8 * (i / 4) + 2 * (lane & 3) + (i & 1) < own) s[i] = 0.f;
+        }
       }
       to_operand(left, s);
       pin(left);
@@ -531,69 +564,76 @@ hopper_dkv(const __grid_constant__ TensorMap qkv KEY_MAP, const __grid_constant_
         p[4 * j + 2] = s[4 * j + 2] * (p[4 * j + 2] - a.x);
         p[4 * j + 3] = s[4 * j + 3] * (p[4 * j + 3] - a.y);
       }
-      u32 right[WALK / 4];
       to_operand(right, p);
-      u32 ds = blocks + (2 * ring.stage + wg) * PAIR_BYTES;
-      store_block(right, ds);
-      if (leads) copied();  // what the last step stored, so that later ones may store there
-      asm volatile("fence.proxy.async.shared::cta;\nbar.sync %0, 128;" ::"r"(1 + wg) : "memory");
-      pin(dk);
-      fence();
+      if constexpr (NARROW) {
+        pin(right);
+        pin(dk);
+        fence();
+        accumulate<WALK>(dk, right, q + at);
+        commit();
+      } else {
+        u32 ds = blocks + (2 * ring.stage + wg) * PAIR_BYTES;
+        store_block(right, ds);
+        if (leads) copied();  // what the last step stored, so that later ones may store there
+        asm volatile("fence.proxy.async.shared::cta;\nbar.sync %0, 128;" ::"r"(1 + wg) : "memory");
+        pin(dk);
+        fence();
 #pragma unroll
-      for (int i = 0; i < WALK / 16; i++) wgmma<1>(dk, descriptor(ds + 32 * i, 16), descriptor(q + at + 2048 * i, WALK * 128), 1);
-      commit();
-      if (leads && kept) {
-        u32 block, further;
-        asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(block), "=r"(further) : "r"(place));
-        copy_out(kept + (i64)block * PAIR_BYTES, ds);
-        asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(place), "r"(block + further), "r"(further + 1) : "memory");
+        for (int i = 0; i < WALK / 16; i++) wgmma<1>(dk, descriptor(ds + 32 * i, 16), descriptor(q + at + 2048 * i, WALK * 128), 1);
+        commit();
+        if (leads && kept) {
+          u32 block, further;
+          asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(block), "=r"(further) : "r"(place));
+          copy_out(kept + (i64)block * PAIR_BYTES, ds);
+          asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(place), "r"(block + further), "r"(further + !RECTANGLE) : "memory");
+        }
       }
       held = vacant + 8 * ring.stage;
       ring.next();
     };
     wait(kv_full, 0);
-#if RECTANGLE
-    step(Flag<true>{}, Flag<false>{});
-    for (int i = per_head * heads; i > 1; i--) step(Flag<false>{}, Flag<false>{});
-    wait_products<0>();
-    pin(dv);
-    pin(dk);
-    pin(left);
-#else
-    // No query of a head's first step sees the keys of the second warpgroup.
+    mine_k.take(k + wg * 64 * 128);
+    mine_v.take(v + wg * 64 * 128);
     auto skip = [&]() {
       wait(full + 8 * ring.stage, ring.parity);
       arrive(vacant + 8 * ring.stage);
       ring.next();
     };
-    int own = per_head - wg;
     // The head that begins is number `h` of the kv head's.
     auto begin_head = [&](int h) {
-      if (wg == 1) skip();
+      if (!RECTANGLE && wg == 1) skip();  // no query of the first step sees the keys of the second warpgroup
       if (leads && kept) {
         Tile again = read_again(tiles + blockIdx.y);
-        int key_block = again.row / 64 + wg;
-        u32 block = (blockIdx.x * heads + h) * num_pairs + again.pairs + (u32)pair(key_block, key_block);
-        asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(place), "r"(block), "r"(key_block + 1) : "memory");
+        int key_block = again.row / 64 + wg, key_blocks = (again.length + 63) / 64;
+        u32 block = (blockIdx.x * heads + h) * num_pairs + again.pairs + (u32)pair(RECTANGLE ? 0 : key_block, key_block, key_blocks);
+        asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(place), "r"(block), "r"(RECTANGLE ? key_blocks : key_block + 1) : "memory");
       }
     };
-    if (own > 0) {
+    int keys = tile.length - tile.row - 64 * wg;  // this warpgroup's, if they are fewer than 64
+    int own = RECTANGLE ? (keys > 0 ? per_head : 0) : per_head - wg;
+    auto walk = [&](auto is_ragged) {
+      Flag<!RECTANGLE || decltype(is_ragged)::value> masks;
+      Flag<RECTANGLE && decltype(is_ragged)::value> masks_later;
       begin_head(0);
-      step(Flag<true>{}, Flag<true>{});
+      step(Flag<true>{}, masks);
       for (int h = 0;;) {
-        for (int i = own; i > 1; i--) step(Flag<false>{}, Flag<false>{});
+        for (int i = own; i > 1; i--) step(Flag<false>{}, masks_later);
         if (++h == heads) break;
         begin_head(h);
-        step(Flag<false>{}, Flag<true>{});
+        step(Flag<false>{}, masks);
       }
       wait_products<0>();
       pin(dv);
       pin(dk);
       pin(left);
-    } else {
+    };
+    if (own <= 0) {
       for (int i = per_head * heads; i > 0; i--) skip();
+    } else if (RECTANGLE && keys < 64) {
+      walk(Flag<true>{});
+    } else {
+      walk(Flag<false>{});
     }
-#endif
     if (leads) asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
     tile = read_again(tiles + blockIdx.y);
     int row = tile.row + 64 * wg + 16 * ((threadIdx.x >> 5) & 3) + (lane >> 2);  // keys row and row + 8
@@ -604,13 +644,11 @@ hopper_dkv(const __grid_constant__ TensorMap qkv KEY_MAP, const __grid_constant_
   }
 }
 
-#if !RECTANGLE
-
 // dQ from the dS that was kept: a block owns ROWS queries of one head, 64 a warpgroup, and walks over the keys they see.
 #define KEPT_DEPTH 3
 #define KEPT_STAGE (WALK * ROW_BYTES + 2 * PAIR_BYTES)  // keys, and a block a warpgroup
 extern "C" __global__ void __launch_bounds__(288, 2)
-hopper_dq_kept(const __grid_constant__ TensorMap qkv, const u8* kept, const Tile* tiles, u16* dqkv, int num_pairs, int first_kv,
+hopper_dq_kept(const __grid_constant__ TensorMap qkv KEY_MAP, const u8* kept, const Tile* tiles, u16* dqkv, int num_pairs, int first_kv,
                int nq, int nkv, float scale) {
   u32 bars = shared_base();
   u32 full = bars, vacant = full + 8 * KEPT_DEPTH, stages = bars + 1024;
@@ -622,7 +660,7 @@ hopper_dq_kept(const __grid_constant__ TensorMap qkv, const u8* kept, const Tile
   Tile tile = tiles[blockIdx.y];
   int heads = nq / nkv, h = first_kv * heads + blockIdx.x, g = h / heads;
   int first = tile.row / 64;  // the first warpgroup's block of queries
-  int blocks = min(2, (tile.length - tile.row + 63) / 64), steps = first + blocks;
+  int blocks = min(2, (tile.length - tile.row + 63) / 64), steps = RECTANGLE ? (tile.others + 63) / 64 : first + blocks;
   const u8* from = kept + (blockIdx.x * (i64)num_pairs + tile.pairs) * PAIR_BYTES;
 
   if (group == 2) {
@@ -631,11 +669,11 @@ hopper_dq_kept(const __grid_constant__ TensorMap qkv, const u8* kept, const Tile
       for (int step = 0; step < steps; step++) {
         u32 bar = full + 8 * ring.stage, to = stages + ring.stage * KEPT_STAGE;
         wait(vacant + 8 * ring.stage, ring.parity ^ 1);
-        bool both[2] = {step <= first, blocks == 2};
+        bool both[2] = {RECTANGLE || step <= first, blocks == 2};
         expect(bar, WALK * ROW_BYTES + (both[0] + both[1]) * PAIR_BYTES);
-        copy_tile<WALK>(to, &qkv, (nq + g) * DIM, tile.start + step * WALK, bar);
+        copy_tile<WALK>(to, &key_map, (FIRST_KEY(nq) + g) * DIM, (RECTANGLE ? tile.other : tile.start) + step * WALK, bar);
         for (int wg = 0; wg < 2; wg++)
-          if (both[wg]) copy_line_once(to + WALK * ROW_BYTES + wg * PAIR_BYTES, from + pair(first + wg, step) * PAIR_BYTES, PAIR_BYTES, bar);
+          if (both[wg]) copy_line_once(to + WALK * ROW_BYTES + wg * PAIR_BYTES, from + pair(first + wg, step, steps) * PAIR_BYTES, PAIR_BYTES, bar);
         ring.next();
       }
     }
@@ -646,7 +684,7 @@ hopper_dq_kept(const __grid_constant__ TensorMap qkv, const u8* kept, const Tile
     for (int j = 0; j < DIM / 2; j++) acc[j] = 0.f;
     Ring<KEPT_DEPTH> ring;
     // Steps that this warpgroup has blocks of; it frees the others' stages too.
-    int own = wg < blocks ? first + wg + 1 : 0;
+    int own = wg >= blocks ? 0 : RECTANGLE ? steps : first + wg + 1;
     u32 held = 0;
     for (int step = 0; step < own; step++) {
       u32 at = stages + ring.stage * KEPT_STAGE, ds = at + WALK * ROW_BYTES + wg * PAIR_BYTES;
@@ -676,8 +714,6 @@ hopper_dq_kept(const __grid_constant__ TensorMap qkv, const u8* kept, const Tile
     put(acc, dqkv + tile.start * width + h * DIM, width, row, tile.length, scale, scale);
   }
 }
-
-#endif
 
 // dQ by itself: a block owns ROWS queries of one head and walks over the keys they see.
 extern "C" __global__ void __launch_bounds__(384, 1)
@@ -724,7 +760,7 @@ hopper_dq(const __grid_constant__ TensorMap qkv KEY_MAP, const __grid_constant__
     u32 left[WALK / 4];
 #pragma unroll
     for (int j = 0; j < DIM / 2; j++) acc[j] = 0.f;
-    u32 mine_q = q + wg * 64 * 128, mine_d = d + wg * 64 * 128;
+    Left<ROWS> mine_q, mine_d;
     int before = 0, first = 0;
     Ring<DEPTH> ring;
     auto step = [&](auto is_first) {
@@ -734,9 +770,9 @@ hopper_dq(const __grid_constant__ TensorMap qkv KEY_MAP, const __grid_constant__
       pin(s);
       pin(p);
       fence();
-      product<ROWS, WALK>(s, mine_q, k + at);
+      product<ROWS, WALK>(s, mine_q.rows, k + at);
       commit();
-      product<ROWS, WALK>(p, mine_d, v + at);
+      product<ROWS, WALK>(p, mine_d.rows, v + at);
       commit();
       if (!FIRST) {
         accumulate<WALK>(acc, left, k + before * WALK * ROW_BYTES);
@@ -780,6 +816,8 @@ hopper_dq(const __grid_constant__ TensorMap qkv KEY_MAP, const __grid_constant__
     // The last step's keys come after every query of the first warpgroup.
     int own = RECTANGLE ? steps : min(steps, (tile.row + 64 * wg) / WALK + 1);
     wait(q_full, 0);
+    mine_q.take(q + wg * 64 * 128);
+    mine_d.take(d + wg * 64 * 128);
     step(Flag<true>{});
     for (int i = 1; i < own; i++) step(Flag<false>{});
     fence();

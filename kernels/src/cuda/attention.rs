@@ -6,6 +6,7 @@
 
 use super::device::Arg::{self, Float as F, Int, Map, Ptr};
 use super::device::TensorMap;
+use super::nvrtc::Source;
 use super::ops::{THREADS, expect, warps};
 use super::pool::Block;
 use super::sources;
@@ -64,6 +65,24 @@ struct Tiles {
     padded: usize,
     /// Blocks of dS a head: of 64 queries and 64 keys of a sequence, where some of those see some of these.
     pairs: usize,
+}
+
+/// A backward on Hopper.
+pub(super) struct Backward<'a> {
+    pub(super) source: Source,
+    pub(super) dout: &'a Tensor,
+    pub(super) forward: &'a Forward<'a>,
+    /// Keys and values, where they are not the packed rows' own.
+    pub(super) others: Option<&'a Tensor>,
+    pub(super) heads: Heads,
+    pub(super) scale: f64,
+    /// Tiles of keys, how many, and where dK and dV go.
+    pub(super) keys: (&'a Block, u32, &'a Tensor),
+    /// Tiles of queries, how many, and where dQ goes.
+    pub(super) queries: (&'a Block, u32, &'a Tensor),
+    /// As in [`Tiles`].
+    pub(super) padded: usize,
+    pub(super) pairs: usize,
 }
 
 pub(super) fn tile_bytes(heads: Heads, rows: usize) -> u32 {
@@ -280,7 +299,19 @@ impl Cuda {
             return Ok(dqkv);
         }
         if self.has_hopper_attention(heads) {
-            self.hopper_gradient(dout, forward, &dqkv, heads, sequences, scale)?;
+            let tiles = self.tiles(sequences.ranges().collect())?;
+            self.hopper_backward(&Backward {
+                source: sources::hopper_attention(heads),
+                dout,
+                forward,
+                others: None,
+                heads,
+                scale,
+                keys: (&tiles.by_queries, tiles.count, &dqkv),
+                queries: (&tiles.by_keys, tiles.count, &dqkv),
+                padded: tiles.padded,
+                pairs: tiles.pairs,
+            })?;
             return Ok(dqkv);
         }
         let source = sources::attention(heads);
@@ -366,88 +397,65 @@ impl Cuda {
         Ok(dqkv)
     }
 
-    fn hopper_gradient(
-        &self,
-        dout: &Tensor,
-        forward: &Forward<'_>,
-        dqkv: &Tensor,
-        heads: Heads,
-        sequences: &Sequences,
-        scale: f64,
-    ) -> Result<()> {
-        let source = sources::hopper_attention(heads);
-        let tiles = self.tiles(sequences.ranges().collect())?;
-        let qkv = forward.qkv;
-        let (nq, nkv, padded) = (
-            Int(heads.query as i32),
-            Int(heads.kv as i32),
-            Int(tiles.padded as i32),
-        );
-        let stats = self.new_float(2 * heads.query, tiles.padded, "attention statistics")?;
-        let stats = stats.at(&self.device)?;
+    /// dK and dV, and dQ: of the dS that the first left, as many heads at once as it has room for, or from the start.
+    pub(super) fn hopper_backward(&self, of: &Backward<'_>) -> Result<()> {
+        let (heads, forward) = (of.heads, of.forward);
+        let (dkv_tiles, dkv_count, dkv) = of.keys;
+        let (dq_tiles, dq_count, dq) = of.queries;
+        let [nq, nkv, padded, pairs, rows] =
+            [heads.query, heads.kv, of.padded, of.pairs, of.dout.rows].map(|n| Int(n as i32));
+        let stats = self.new_float(2 * heads.query, of.padded, "attention statistics")?;
+        let stats = Ptr(stats.at(&self.device)?);
         let args = [
-            Ptr(dout.block.ptr),
+            Ptr(of.dout.block.ptr),
             Ptr(forward.out.block.ptr),
             Ptr(forward.lse.at(&self.device)?),
-            Ptr(tiles.by_keys.ptr),
-            Ptr(stats),
-            Int(qkv.rows as i32),
+            Ptr(dq_tiles.ptr),
+            stats,
+            rows,
             padded,
             nq,
         ];
-        self.device.launch(
-            &source,
-            "hopper_stats",
-            (tiles.count, heads.query as u32, 1),
-            256,
-            0,
-            &args,
-        )?;
-        let rows = Map(TensorMap::new(qkv.block.ptr, qkv.rows, qkv.cols)?);
-        let douts = Map(TensorMap::new(dout.block.ptr, dout.rows, dout.cols)?);
-        let (by_queries, by_keys) = (Ptr(tiles.by_queries.ptr), Ptr(tiles.by_keys.ptr));
-        let (into, num_pairs) = (Ptr(dqkv.block.ptr), Int(tiles.pairs as i32));
-        let shape = [nq, nkv, F(scale as f32)];
-        let launch = |name, threads, across: usize, shared: u32, args: &[&[Arg]]| {
-            let grid = (across as u32, tiles.count, 1);
+        let grid = (dq_count, heads.query as u32, 1);
+        self.device
+            .launch(&of.source, "hopper_stats", grid, 256, 0, &args)?;
+        let map = |x: &Tensor| TensorMap::new(x.block.ptr, x.rows, x.cols).map(Map);
+        let inputs = [Some(forward.qkv), of.others].into_iter().flatten();
+        let inputs: Vec<Arg> = inputs.map(map).collect::<Result<_>>()?;
+        let shape = [nq, nkv, F(of.scale as f32)];
+        let launch = |name, threads, grid: (usize, u32), shared: u32, args: &[&[Arg]]| {
+            let grid = (grid.0 as u32, grid.1, 1);
+            let args = [&[&inputs[..]], args, &[&shape[..]]].concat().concat();
             self.device
-                .launch(&source, name, grid, threads, shared, &args.concat())
+                .launch(&of.source, name, grid, threads, shared, &args)
         };
+        let dout = map(of.dout)?;
         let walk = hopper_bytes(heads, 2 * TILE_ROWS + 2 * DEPTH * BLOCK_ROWS);
-        let dkv = |first: usize, count: usize, kept: u64| {
-            let pointers = [rows, douts, Ptr(stats), by_queries, into, Ptr(kept)];
-            let numbers = [num_pairs, Int(first as i32), padded];
+        let keys = |first: usize, count: usize, kept: u64| {
+            let pointers = [dout, stats, Ptr(dkv_tiles.ptr), Ptr(dkv.block.ptr)];
+            let numbers = [Ptr(kept), pairs, Int(first as i32), padded];
             let shared = walk + (2 * DEPTH * BLOCK_BYTES) as u32;
-            launch(
-                "hopper_dkv",
-                384,
-                count,
-                shared,
-                &[&pointers, &numbers, &shape],
-            )
+            let grid = (count, dkv_count);
+            launch("hopper_dkv", 384, grid, shared, &[&pointers, &numbers])
         };
-        let Some(at_once) = kept_heads(heads, tiles.pairs) else {
-            dkv(0, heads.kv, 0)?;
-            let pointers = [rows, douts, Ptr(stats), by_keys, into, padded];
-            return launch("hopper_dq", 384, heads.query, walk, &[&pointers, &shape]);
+        let Some(at_once) = kept_heads(heads, of.pairs) else {
+            keys(0, heads.kv, 0)?;
+            let pointers = [dout, stats, Ptr(dq_tiles.ptr), Ptr(dq.block.ptr)];
+            let grid = (heads.query, dq_count);
+            return launch("hopper_dq", 384, grid, walk, &[&pointers, &[padded]]);
         };
         let group = heads.query / heads.kv;
-        let bytes = at_once * group * tiles.pairs * BLOCK_BYTES;
+        let bytes = at_once * group * of.pairs * BLOCK_BYTES;
         let kept = self.device.pool.take(bytes, "attention's gradient")?;
         let stages = KEPT_DEPTH * 2 * BLOCK_BYTES;
         let shared = 2048 + stages as u32 + tile_bytes(heads, KEPT_DEPTH * BLOCK_ROWS);
         for first in (0..heads.kv).step_by(at_once) {
             let count = at_once.min(heads.kv - first);
-            dkv(first, count, kept.ptr)?;
-            let pointers = [rows, Ptr(kept.ptr), by_keys, into];
-            let numbers = [num_pairs, Int(first as i32)];
-            launch(
-                "hopper_dq_kept",
-                288,
-                count * group,
-                shared,
-                &[&pointers, &numbers, &shape],
-            )?;
+            keys(first, count, kept.ptr)?;
+            let pointers = [Ptr(kept.ptr), Ptr(dq_tiles.ptr), Ptr(dq.block.ptr)];
+            let numbers = [pairs, Int(first as i32)];
+            let grid = (count * group, dq_count);
+            launch("hopper_dq_kept", 288, grid, shared, &[&pointers, &numbers])?;
         }
         Ok(())
     }

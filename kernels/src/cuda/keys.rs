@@ -5,8 +5,8 @@
 //! the host.
 
 use super::attention::{
-    BLOCK_BYTES, BLOCK_ROWS, DEPTH, Forward, STAGES, TILE_ROWS, TILE_WALK, Tile, hopper_bytes,
-    shares, tile_bytes, tile_cols,
+    BLOCK_ROWS, Backward, Forward, STAGES, TILE_ROWS, TILE_WALK, Tile, hopper_bytes, shares,
+    tile_bytes, tile_cols,
 };
 use super::device::Arg::{self, Float as F, Int, Map, Ptr};
 use super::device::TensorMap;
@@ -36,6 +36,8 @@ enum Layout {
         keys: (Block, u32),
         /// Rows of all spans' queries when each is padded to whole tiles.
         padded: usize,
+        /// Blocks of dS a head, as in [`super::attention`].
+        pairs: usize,
     },
     Scalar {
         /// Of each row, the first it sees and the one after the last.
@@ -59,9 +61,9 @@ fn apart<'a>(ranges: impl Iterator<Item = &'a Range<usize>>) -> bool {
     ranges.windows(2).all(|two| two[0].end <= two[1].start)
 }
 
-/// Tiles of one side of the spans. `padded` rows of queries come before each span's.
-fn tiles(spans: &[KeySpan], of_keys: bool) -> (Vec<Tile>, usize) {
-    let (mut list, mut padded) = (Vec::new(), 0);
+/// Tiles of one side of the spans, padded rows of all queries, and blocks of dS.
+fn tiles(spans: &[KeySpan], of_keys: bool) -> (Vec<Tile>, usize, usize) {
+    let (mut list, mut padded, mut pairs) = (Vec::new(), 0, 0);
     for KeySpan { queries, keys } in spans {
         let (own, other) = if of_keys {
             (keys, queries)
@@ -70,13 +72,14 @@ fn tiles(spans: &[KeySpan], of_keys: bool) -> (Vec<Tile>, usize) {
         };
         let [start, length, from, others] = [own.start, own.len(), other.start, other.len()];
         let rows = (0..length).step_by(TILE_ROWS);
-        let tile = |row| [start, length, row, padded, 0, from, others, 0].map(|n| n as i32);
+        let tile = |row| [start, length, row, padded, pairs, from, others, 0].map(|n| n as i32);
         list.extend(rows.map(tile));
         padded += queries.len().next_multiple_of(TILE_ROWS);
+        pairs += queries.len().div_ceil(BLOCK_ROWS) * keys.len().div_ceil(BLOCK_ROWS);
     }
     // Longest walks first; equal ones stay in order.
     list.sort_by_key(|tile: &Tile| -tile[6]);
-    (list, padded)
+    (list, padded, pairs)
 }
 
 /// Of each of `rows`, the range of the other side that it belongs to, as two lists.
@@ -128,11 +131,13 @@ impl Cuda {
                     let block = self.device.upload(list, "attention tiles")?;
                     Ok((block, list.len() as u32))
                 };
-                let ((queries, padded), (keys, _)) = (tiles(spans, false), tiles(spans, true));
+                let (queries, padded, pairs) = tiles(spans, false);
+                let (keys, ..) = tiles(spans, true);
                 Layout::Tiled {
                     queries: upload(&queries)?,
                     keys: upload(&keys)?,
                     padded,
+                    pairs,
                 }
             }
             Some((rows, others)) => {
@@ -263,10 +268,19 @@ impl Cuda {
                 queries,
                 keys,
                 padded,
-            } if self.has_hopper_attention(heads) => {
-                let tiles = (queries, keys, *padded);
-                self.hopper_keys(tiles, (dout, kv), forward, (&dqkv, &dkv), heads, scale)?;
-            }
+                pairs,
+            } if self.has_hopper_attention(heads) => self.hopper_backward(&Backward {
+                source: sources::of_rectangles(sources::hopper_attention(heads)),
+                dout,
+                forward,
+                others: Some(kv),
+                heads,
+                scale,
+                keys: (&keys.0, keys.1, &dkv),
+                queries: (&queries.0, queries.1, &dqkv),
+                padded: *padded,
+                pairs: *pairs,
+            })?,
             layout => self.base_keys(layout, (dout, kv), forward, (&dqkv, &dkv), heads, scale)?,
         }
         Ok((dqkv, dkv))
@@ -338,61 +352,6 @@ impl Cuda {
             }
         }
     }
-
-    fn hopper_keys(
-        &self,
-        (queries, keys, padded): (&(Block, u32), &(Block, u32), usize),
-        (dout, kv): (&Tensor, &Tensor),
-        forward: &Forward<'_>,
-        (dqkv, dkv): (&Tensor, &Tensor),
-        heads: Heads,
-        scale: f64,
-    ) -> Result<()> {
-        let source = sources::of_rectangles(sources::hopper_attention(heads));
-        let qkv = forward.qkv;
-        let [nq, nkv, pad] = [heads.query, heads.kv, padded].map(|n| Int(n as i32));
-        let stats = self.new_float(2 * heads.query, padded, "attention statistics")?;
-        let stats = stats.at(&self.device)?;
-        let args = [
-            Ptr(dout.block.ptr),
-            Ptr(forward.out.block.ptr),
-            Ptr(forward.lse.at(&self.device)?),
-            Ptr(queries.0.ptr),
-            Ptr(stats),
-            Int(qkv.rows as i32),
-            pad,
-            nq,
-        ];
-        let grid = (queries.1, heads.query as u32, 1);
-        self.device
-            .launch(&source, "hopper_stats", grid, 256, 0, &args)?;
-        let maps = [qkv, kv, dout].map(|x| TensorMap::new(x.block.ptr, x.rows, x.cols));
-        let [rows, others, douts] = maps;
-        let maps = [Map(rows?), Map(others?), Map(douts?), Ptr(stats)];
-        let shape = [nq, nkv, F(scale as f32)];
-        let walk = hopper_bytes(heads, 2 * TILE_ROWS + 2 * DEPTH * BLOCK_ROWS);
-        // dS stays nowhere: the kernel for dQ computes it again.
-        let own = [
-            Ptr(keys.0.ptr),
-            Ptr(dkv.block.ptr),
-            Ptr(0),
-            Int(0),
-            Int(0),
-            pad,
-        ];
-        let (grid, shared) = (
-            (heads.kv as u32, keys.1, 1),
-            walk + (2 * DEPTH * BLOCK_BYTES) as u32,
-        );
-        let args = [&maps[..], &own, &shape].concat();
-        self.device
-            .launch(&source, "hopper_dkv", grid, 384, shared, &args)?;
-        let own = [Ptr(queries.0.ptr), Ptr(dqkv.block.ptr), pad];
-        let args = [&maps[..], &own, &shape].concat();
-        let grid = (heads.query as u32, queries.1, 1);
-        self.device
-            .launch(&source, "hopper_dq", grid, 384, walk, &args)
-    }
 }
 
 #[cfg(test)]
@@ -411,10 +370,11 @@ mod tests {
             span(300..428, 200..457),
         ];
         for of_keys in [false, true] {
-            let (list, padded) = tiles(&spans, of_keys);
+            let (list, padded, pairs) = tiles(&spans, of_keys);
             assert_eq!(padded, 128 + 384 + 128);
+            assert_eq!(pairs, 3 + 5 + 2 * 5);
             let mut rows = Vec::new();
-            for [start, length, row, padded, _, other, others, _] in list {
+            for [start, length, row, padded, pairs, other, others, _] in list {
                 let end = length.min(row + TILE_ROWS as i32);
                 rows.extend((start + row) as usize..(start + end) as usize);
                 let of = |s: &&KeySpan| match of_keys {
@@ -425,7 +385,7 @@ mod tests {
                 let (at, span) = found.next().unwrap();
                 let wanted = if of_keys { &span.queries } else { &span.keys };
                 assert_eq!((other, others), (wanted.start as i32, wanted.len() as i32));
-                assert_eq!(padded, [0, 128, 512][at]);
+                assert_eq!((padded, pairs), [(0, 0), (128, 3), (512, 8)][at]);
             }
             rows.sort_unstable();
             let side = |s: &KeySpan| {
