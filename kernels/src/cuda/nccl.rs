@@ -247,11 +247,15 @@ pub struct Nccl<M: Meet = World> {
     posts: Option<[Post; 2]>,
     /// What is quicker where GPUs reach each other's memory.
     direct: Option<Exchange>,
+    /// Members are threads of one process on one GPU (NCCL's `NCCL_MULTI_RANK_GPU_ENABLE`). A kernel that waits for another
+    /// member then holds the device that this member may need in order to come: one that loads a kernel or copies waits for
+    /// all there is. So members meet on the host before a call, and wait for its end. Single messages go through the host.
+    share_a_gpu: bool,
 }
 
 impl<M: Meet + 'static> Nccl<M> {
     /// Rank `rank` of those that meet at `place` as a member of the group `members`, all of which call it at the same time;
-    /// each has a GPU of its own. `messages` says whether members will send each other single tensors.
+    /// each has a GPU of its own, unless NCCL is new enough and told to let them share one. `messages` says whether members will send each other single tensors.
     ///
     /// # Errors
     /// There is no NCCL, it refuses, or a rank failed.
@@ -300,6 +304,9 @@ impl<M: Meet + 'static> Nccl<M> {
             false => None,
         };
         let (_, first) = result::stream::get_priority_range().map_err(driver)?;
+        let mut gpus = host.all_gather_host(&[cuda.device.context.ordinal() as f64])?;
+        gpus.sort_by(f64::total_cmp);
+        let share_a_gpu = !place.travels() && gpus.windows(2).any(|two| two[0] == two[1]);
         let direct = Exchange::between(&cuda, &host, !place.travels())?;
         if let Some(direct) = &direct {
             let ended = Arc::downgrade(direct.ended());
@@ -322,6 +329,7 @@ impl<M: Meet + 'static> Nccl<M> {
                 .map_err(driver)?,
             posts,
             cuda,
+            share_a_gpu,
         })
     }
 
@@ -337,10 +345,16 @@ impl<M: Meet + 'static> Nccl<M> {
     ) -> Result<()> {
         let device = &self.cuda.device;
         device.bind()?;
+        if self.share_a_gpu {
+            self.host.all_gather_host(&[])?;
+        }
         let span = device.profile().begin(stream)?;
         let on = stream.cu_stream().cast();
         let status = self.line.with(|handle| call(handle, on))?;
         self.api.check(op, status)?;
+        if self.share_a_gpu {
+            stream.synchronize().map_err(driver)?;
+        }
         device.profile().end(stream, span, || op.into())
     }
 
@@ -554,6 +568,9 @@ impl<M: Meet + 'static> Comm<Cuda> for Nccl<M> {
     }
 
     fn send(&self, to: usize, tag: u64, x: &Tensor) -> Result<()> {
+        if self.share_a_gpu {
+            return self.host.send(to, tag, x);
+        }
         let post = self.post(tag)?;
         self.cuda.device.bind()?;
         // What made x comes first; x lives until it has left.
@@ -577,6 +594,9 @@ impl<M: Meet + 'static> Comm<Cuda> for Nccl<M> {
     }
 
     fn recv(&self, from: usize, tag: u64, rows: usize, cols: usize) -> Result<Tensor> {
+        if self.share_a_gpu {
+            return self.host.recv(from, tag, rows, cols);
+        }
         let post = self.post(tag)?;
         self.cuda.device.bind()?;
         let y = self.cuda.new_tensor(rows, cols, "a stage's stream")?;
