@@ -7,11 +7,12 @@ use crate::gated_delta::cpu::Rule;
 use crate::paged_attention::cpu::{CpuKvCache, CpuTables};
 use crate::qk_norm_rope::cpu::{HeadNorms, Rope};
 use crate::{
-    AdamW, ColumnMap, DeltaRule, HeadParts, Heads, Norms, Ops, PagedSequence, Patch, Result,
-    RopeTable, Sequences, TokenStats, adamw, attention, causal_conv, check, columns, embedding,
-    gate, gated_delta, grouped_matmul, head, head_matmul, matmul, paged_attention, pieces,
-    qk_norm_rope, rmsnorm, rows, swiglu,
+    AdamW, ColumnMap, DeltaRule, HeadParts, Heads, KeySpan, Norms, Ops, PagedSequence, Patch,
+    Result, RopeTable, Sequences, TokenStats, adamw, attend_keys, attention, causal_conv, check,
+    columns, embedding, gate, gated_delta, grouped_matmul, head, head_matmul, matmul,
+    paged_attention, pieces, qk_norm_rope, rmsnorm, rows, swiglu,
 };
+use std::ops::Range;
 
 fn convert<From: Number, To: Number>(
     op: &'static str,
@@ -137,6 +138,68 @@ macro_rules! ops {
                 rows::cpu::accumulate_bias(self, dy, db)
             }
 
+            fn join(
+                &self,
+                parts: &[(&Self::Tensor, Range<usize>)],
+                len: usize,
+            ) -> Result<Self::Tensor> {
+                let mut to = self.take(len);
+                pieces::join("join", parts.iter().map(|(x, r)| (x.data(), r)), &mut to)?;
+                Ok(CpuTensor::new(1, len, to))
+            }
+            fn cut(
+                &self,
+                x: &Self::Tensor,
+                range: Range<usize>,
+                rows: usize,
+                cols: usize,
+            ) -> Result<Self::Tensor> {
+                let mut to = self.take(rows * cols);
+                pieces::cut("cut", x.data(), range, &mut to)?;
+                Ok(CpuTensor::new(rows, cols, to))
+            }
+            fn join_float(
+                &self,
+                parts: &[(&Self::Float, Range<usize>)],
+                len: usize,
+            ) -> Result<Self::Float> {
+                let mut to = self.take(len);
+                let parts = parts.iter().map(|(x, r)| (&x.data[..], r));
+                pieces::join("join_float", parts, &mut to)?;
+                Ok(CpuFloat::new(1, len, to))
+            }
+            fn cut_float(
+                &self,
+                x: &Self::Float,
+                range: Range<usize>,
+                rows: usize,
+                cols: usize,
+            ) -> Result<Self::Float> {
+                let mut to = self.take(rows * cols);
+                pieces::cut("cut_float", &x.data, range, &mut to)?;
+                Ok(CpuFloat::new(rows, cols, to))
+            }
+            fn columns(&self, x: &Self::Tensor, cols: Range<usize>) -> Result<Self::Tensor> {
+                let (rows, width) = (x.rows, cols.len());
+                let mut to = self.take(rows * width);
+                pieces::columns(x.data(), x.cols, cols, &mut to)?;
+                Ok(CpuTensor::new(rows, width, to))
+            }
+            fn add_columns(
+                &self,
+                x: &Self::Tensor,
+                y: &Self::Tensor,
+                at: usize,
+            ) -> Result<Self::Tensor> {
+                pieces::check_added((x.rows, x.cols), (y.rows, y.cols), at)?;
+                let mut to = self.take(x.rows * x.cols);
+                to.copy_from_slice(x.data());
+                let added = y.data().chunks_exact(y.cols.max(1));
+                for (row, added) in to.chunks_exact_mut(x.cols.max(1)).zip(added) {
+                    row[at..].iter_mut().zip(added).for_each(|(to, y)| *to += y);
+                }
+                Ok(CpuTensor::new(x.rows, x.cols, to))
+            }
             fn lay_out(
                 &self,
                 patches: &[Patch<'_, Self::Tensor>],
@@ -333,6 +396,37 @@ macro_rules! ops {
                 attention::cpu_backward::backward(
                     self, dout, qkv, out, lse, heads, sequences, scale,
                 )
+            }
+
+            #[allow(clippy::too_many_arguments, reason = "the operands of one merge")]
+            fn attend_keys(
+                &self,
+                qkv: &Self::Tensor,
+                kv: &Self::Tensor,
+                heads: Heads,
+                spans: &[KeySpan],
+                scale: f64,
+                out: &Self::Tensor,
+                lse: &Self::Float,
+            ) -> Result<(Self::Tensor, Self::Float)> {
+                attend_keys::forward(self, qkv, kv, heads, spans, scale, out, lse)
+            }
+            #[allow(
+                clippy::too_many_arguments,
+                reason = "the operands of one fused backward"
+            )]
+            fn attend_keys_backward(
+                &self,
+                dout: &Self::Tensor,
+                qkv: &Self::Tensor,
+                kv: &Self::Tensor,
+                heads: Heads,
+                spans: &[KeySpan],
+                scale: f64,
+                out: &Self::Tensor,
+                lse: &Self::Float,
+            ) -> Result<(Self::Tensor, Self::Tensor)> {
+                attend_keys::backward(self, dout, qkv, kv, heads, spans, scale, out, lse)
             }
 
             fn kv_block_tokens(&self) -> usize {

@@ -1,7 +1,7 @@
 //! Pieces of parameters as copies on the device. Read [`crate::pieces`] for what they are.
 
 use super::device::Arg::{Int, Ptr};
-use super::ops::{THREADS, expect};
+use super::ops::THREADS;
 use super::pool::Block;
 use super::{Cuda, Float, Tensor, driver, sources};
 use crate::{Error, Patch, Result, pieces};
@@ -130,14 +130,7 @@ impl Cuda {
     }
 
     pub(super) fn with_columns(&self, x: &Tensor, y: &Tensor, at: usize) -> Result<Tensor> {
-        let fits = x.rows == y.rows && at + y.cols <= x.cols;
-        expect("add_columns", fits, || {
-            let [rows, cols] = [y.rows, y.cols];
-            format!(
-                "[{rows}, {cols}] from column {at} of [{}, {}]",
-                x.rows, x.cols
-            )
-        })?;
+        pieces::check_added((x.rows, x.cols), (y.rows, y.cols), at)?;
         let z = self.new_tensor(x.rows, x.cols, "added columns")?;
         let args = [
             Ptr(x.block.ptr),

@@ -17,7 +17,7 @@ pub use operands::{
     TokenStats, Update,
 };
 
-use crate::{Result, attend_keys, pieces};
+use crate::Result;
 use std::ops::Range;
 
 /// The way between any two devices.
@@ -348,8 +348,7 @@ pub trait Ops: Send + Sync + 'static {
 
     /// Attention of rows over the keys and values of others, merged into what was found before:
     /// `kv: [other rows, 2 kv dim]` are keys, then values; `out: [rows, out_cols]` and `lse: [query heads, rows]` are what
-    /// [`Self::attention`] or an earlier call gave. Only rows named in `spans` change. A backend without a kernel of its
-    /// own computes it on the host in f64.
+    /// [`Self::attention`] or an earlier call gave. Only rows named in `spans` change.
     #[allow(clippy::too_many_arguments, reason = "the operands of one merge")]
     fn attend_keys(
         &self,
@@ -360,9 +359,7 @@ pub trait Ops: Send + Sync + 'static {
         scale: f64,
         out: &Self::Tensor,
         lse: &Self::Float,
-    ) -> Result<(Self::Tensor, Self::Float)> {
-        attend_keys::forward(self, qkv, kv, heads, spans, scale, out, lse)
-    }
+    ) -> Result<(Self::Tensor, Self::Float)>;
     /// Gradients of [`Self::attend_keys`], given the output and lse after the last merge: of the packed rows
     /// (`[rows, qkv_cols]`, 0 in their keys and values) and of `kv`.
     #[allow(
@@ -379,9 +376,7 @@ pub trait Ops: Send + Sync + 'static {
         scale: f64,
         out: &Self::Tensor,
         lse: &Self::Float,
-    ) -> Result<(Self::Tensor, Self::Tensor)> {
-        attend_keys::backward(self, dout, qkv, kv, heads, spans, scale, out, lse)
-    }
+    ) -> Result<(Self::Tensor, Self::Tensor)>;
 
     // ---- attention through a cache (serving) ----
 
@@ -565,9 +560,7 @@ pub trait Ops: Send + Sync + 'static {
     // ---- pieces of parameters (several ranks) ----
 
     /// Elements `range`, row-major, of each part, end to end, then zeros up to `len`: `[1, len]`.
-    fn join(&self, parts: &[(&Self::Tensor, Range<usize>)], len: usize) -> Result<Self::Tensor> {
-        pieces::join(self, parts, len)
-    }
+    fn join(&self, parts: &[(&Self::Tensor, Range<usize>)], len: usize) -> Result<Self::Tensor>;
     /// Elements `range` of `x`, row-major, as `[rows, cols]`.
     fn cut(
         &self,
@@ -575,17 +568,10 @@ pub trait Ops: Send + Sync + 'static {
         range: Range<usize>,
         rows: usize,
         cols: usize,
-    ) -> Result<Self::Tensor> {
-        pieces::cut(self, x, range, rows, cols)
-    }
+    ) -> Result<Self::Tensor>;
     /// [`Self::join`] of accumulators.
-    fn join_float(
-        &self,
-        parts: &[(&Self::Float, Range<usize>)],
-        len: usize,
-    ) -> Result<Self::Float> {
-        pieces::join_float(self, parts, len)
-    }
+    fn join_float(&self, parts: &[(&Self::Float, Range<usize>)], len: usize)
+    -> Result<Self::Float>;
     /// [`Self::cut`] of an accumulator.
     fn cut_float(
         &self,
@@ -593,26 +579,18 @@ pub trait Ops: Send + Sync + 'static {
         range: Range<usize>,
         rows: usize,
         cols: usize,
-    ) -> Result<Self::Float> {
-        pieces::cut_float(self, x, range, rows, cols)
-    }
+    ) -> Result<Self::Float>;
     /// `[rows, cols]` laid together from patches, which write every element once.
     fn lay_out(
         &self,
         patches: &[Patch<'_, Self::Tensor>],
         rows: usize,
         cols: usize,
-    ) -> Result<Self::Tensor> {
-        pieces::lay_out(self, patches, rows, cols)
-    }
+    ) -> Result<Self::Tensor>;
     /// Columns `cols` of `x`: `[rows, cols.len()]`.
-    fn columns(&self, x: &Self::Tensor, cols: Range<usize>) -> Result<Self::Tensor> {
-        pieces::columns(self, x, cols)
-    }
+    fn columns(&self, x: &Self::Tensor, cols: Range<usize>) -> Result<Self::Tensor>;
     /// `x` with `y` added to the columns from `at` on.
-    fn add_columns(&self, x: &Self::Tensor, y: &Self::Tensor, at: usize) -> Result<Self::Tensor> {
-        pieces::add_columns(self, x, y, at)
-    }
+    fn add_columns(&self, x: &Self::Tensor, y: &Self::Tensor, at: usize) -> Result<Self::Tensor>;
 
     // ---- optimizer ----
 

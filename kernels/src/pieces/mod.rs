@@ -1,9 +1,9 @@
 //! Pieces of tensors: cut out, laid end to end, columns taken and added.
 //!
-//! On the host, for every backend that has no copy of its own: correct everywhere, fast nowhere. What a piece means (a
-//! bucket, a shard) is the trainer's. Read [`crate::ops`] for the contract.
+//! On the CPU, and what every backend checks. What a piece means (a bucket, a shard) is the trainer's. Read [`crate::ops`] for the
+//! contract.
 
-use crate::{Ops, Patch, Result, check};
+use crate::{Patch, Result, check};
 use std::ops::Range;
 
 /// Do the patches, whose tensors have `held` elements each, fill `[rows, cols]`?
@@ -40,133 +40,66 @@ pub(crate) fn lay<T: Copy, U>(patch: &Patch<'_, U>, from: &[T], to: &mut [T]) {
     }
 }
 
-pub(crate) fn lay_out<O: Ops + ?Sized>(
-    ops: &O,
-    patches: &[Patch<'_, O::Tensor>],
-    rows: usize,
-    cols: usize,
-) -> Result<O::Tensor> {
-    let held = |x: &O::Tensor| {
-        let (rows, cols) = ops.shape(x);
-        rows * cols
-    };
-    check_patches(patches, held, rows * cols)?;
-    let mut to = vec![0.0; rows * cols];
-    // Patches of one tensor come one after the other.
-    let mut last: Option<(&O::Tensor, Vec<f64>)> = None;
-    for patch in patches {
-        let data = match last.take().filter(|(x, _)| std::ptr::eq(*x, patch.from)) {
-            Some((_, data)) => data,
-            None => ops.read_f64(patch.from)?,
-        };
-        lay(patch, &data, &mut to);
-        last = Some((patch.from, data));
-    }
-    ops.tensor_f64(rows, cols, &to)
-}
-
 fn inside(op: &'static str, range: &Range<usize>, len: usize) -> Result<()> {
     check::that(range.start <= range.end && range.end <= len, op, || {
         format!("elements {range:?} of {len}")
     })
 }
 
-fn laid_out(
+/// The elements of each part, end to end, then zeros.
+pub(crate) fn join<'a, T: Copy + Default + 'a>(
     op: &'static str,
-    parts: impl Iterator<Item = Result<(Vec<f64>, Range<usize>)>>,
-    len: usize,
-) -> Result<Vec<f64>> {
-    let mut all = Vec::with_capacity(len);
-    for part in parts {
-        let (data, range) = part?;
-        inside(op, &range, data.len())?;
-        all.extend_from_slice(&data[range]);
+    parts: impl Iterator<Item = (&'a [T], &'a Range<usize>)>,
+    to: &mut [T],
+) -> Result<()> {
+    let (mut at, len) = (0, to.len());
+    for (data, range) in parts {
+        inside(op, range, data.len())?;
+        let end = at + range.len();
+        check::that(end <= len, op, || format!("{end} elements for {len}"))?;
+        to[at..end].copy_from_slice(&data[range.clone()]);
+        at = end;
     }
-    check::that(all.len() <= len, op, || {
-        format!("{} elements for {len}", all.len())
-    })?;
-    all.resize(len, 0.0);
-    Ok(all)
+    to[at..].fill(T::default());
+    Ok(())
 }
 
-pub(crate) fn join<O: Ops + ?Sized>(
-    ops: &O,
-    parts: &[(&O::Tensor, Range<usize>)],
-    len: usize,
-) -> Result<O::Tensor> {
-    let read = parts
-        .iter()
-        .map(|(x, range)| Ok((ops.read_f64(x)?, range.clone())));
-    ops.tensor_f64(1, len, &laid_out("join", read, len)?)
-}
-
-pub(crate) fn join_float<O: Ops + ?Sized>(
-    ops: &O,
-    parts: &[(&O::Float, Range<usize>)],
-    len: usize,
-) -> Result<O::Float> {
-    let read = parts
-        .iter()
-        .map(|(x, range)| Ok((ops.read_float_f64(x)?, range.clone())));
-    ops.float_f64(1, len, &laid_out("join_float", read, len)?)
-}
-
-pub(crate) fn cut<O: Ops + ?Sized>(
-    ops: &O,
-    x: &O::Tensor,
+pub(crate) fn cut<T: Copy>(
+    op: &'static str,
+    data: &[T],
     range: Range<usize>,
-    rows: usize,
-    cols: usize,
-) -> Result<O::Tensor> {
-    let data = ops.read_f64(x)?;
-    inside("cut", &range, data.len())?;
-    ops.tensor_f64(rows, cols, &data[range])
+    to: &mut [T],
+) -> Result<()> {
+    inside(op, &range, data.len())?;
+    let (taken, len) = (range.len(), to.len());
+    check::that(taken == len, op, || format!("{taken} elements for {len}"))?;
+    to.copy_from_slice(&data[range]);
+    Ok(())
 }
 
-pub(crate) fn cut_float<O: Ops + ?Sized>(
-    ops: &O,
-    x: &O::Float,
-    range: Range<usize>,
-    rows: usize,
+/// Columns of rows of `cols`.
+pub(crate) fn columns<T: Copy>(
+    data: &[T],
     cols: usize,
-) -> Result<O::Float> {
-    let data = ops.read_float_f64(x)?;
-    inside("cut_float", &range, data.len())?;
-    ops.float_f64(rows, cols, &data[range])
-}
-
-pub(crate) fn columns<O: Ops + ?Sized>(
-    ops: &O,
-    x: &O::Tensor,
     wanted: Range<usize>,
-) -> Result<O::Tensor> {
-    let (rows, cols) = ops.shape(x);
+    to: &mut [T],
+) -> Result<()> {
     inside("columns", &wanted, cols)?;
-    let data = ops.read_f64(x)?;
-    let taken: Vec<f64> = data
-        .chunks_exact(cols.max(1))
-        .flat_map(|row| &row[wanted.clone()])
-        .copied()
-        .collect();
-    ops.tensor_f64(rows, wanted.len(), &taken)
+    let rows = data.chunks_exact(cols.max(1));
+    for (to, row) in to.chunks_exact_mut(wanted.len().max(1)).zip(rows) {
+        to.copy_from_slice(&row[wanted.clone()]);
+    }
+    Ok(())
 }
 
-pub(crate) fn add_columns<O: Ops + ?Sized>(
-    ops: &O,
-    x: &O::Tensor,
-    y: &O::Tensor,
+/// Do columns of `[rows, cols]` from `at` on take `[added rows, added cols]`?
+pub(crate) fn check_added(
+    (rows, cols): (usize, usize),
+    (added_rows, added_cols): (usize, usize),
     at: usize,
-) -> Result<O::Tensor> {
-    let ((rows, cols), (y_rows, y_cols)) = (ops.shape(x), ops.shape(y));
-    check::that(rows == y_rows && at + y_cols <= cols, "add_columns", || {
-        format!("[{y_rows}, {y_cols}] into columns from {at} of [{rows}, {cols}]")
-    })?;
-    let (mut data, added) = (ops.read_f64(x)?, ops.read_f64(y)?);
-    for row in 0..rows {
-        let into = &mut data[row * cols + at..][..y_cols];
-        for (into, add) in into.iter_mut().zip(&added[row * y_cols..][..y_cols]) {
-            *into += add;
-        }
-    }
-    ops.tensor_f64(rows, cols, &data)
+) -> Result<()> {
+    let fits = rows == added_rows && at + added_cols <= cols;
+    check::that(fits, "add_columns", || {
+        format!("[{added_rows}, {added_cols}] into columns from {at} of [{rows}, {cols}]")
+    })
 }
