@@ -263,6 +263,9 @@ impl Device {
         self.needs_host("a download")?;
         let mut data = vec![T::default(); len];
         let _order = self.bind()?;
+        // Before the copy: to ordinary memory the driver makes it at once, under a lock that another rank of this GPU may need
+        // to begin what the stream waits for.
+        self.stream.synchronize().map_err(driver)?;
         // SAFETY: the block holds at least `len` values of T, a plain number type; the stream is waited for below.
         unsafe { result::memcpy_dtoh_async(&mut data, block.ptr, self.stream.cu_stream()) }
             .map_err(driver)?;
@@ -270,33 +273,34 @@ impl Device {
         Ok(data)
     }
 
-    /// `len` bf16 as f32: widened on all cores while the next ones are on their way.
+    /// `len` f32.
+    pub(super) fn download_singles(&self, block: &Block, len: usize) -> Result<Vec<f32>> {
+        self.download_all(block, len, f32::from_bits)
+    }
+
+    /// `len` bf16 as f32.
     pub(super) fn download_halves(&self, block: &Block, len: usize) -> Result<Vec<f32>> {
-        let mut values = vec![0.0; len];
-        self.each_half(block, &mut values, |half| bf16::from_bits(half).to_f32())?;
-        Ok(values)
+        self.download_all(block, len, |half| bf16::from_bits(half).to_f32())
     }
 
     /// The bits of `len` bf16.
     pub(super) fn download_bits(&self, block: &Block, len: usize) -> Result<Vec<u16>> {
-        let mut bits = vec![0; len];
-        self.each_half(block, &mut bits, |half| half)?;
-        Ok(bits)
+        self.download_all(block, len, |half| half)
     }
 
-    /// What `of` makes of each bf16, on all cores while the next ones are on their way.
-    fn each_half<T: Send>(
+    /// What `of` makes of the bits of `len` numbers, on all cores while the next ones are on their way.
+    fn download_all<B: bytemuck::AnyBitPattern + Sync, T: Default + Clone + Send>(
         &self,
         block: &Block,
-        values: &mut [T],
-        of: impl Fn(u16) -> T + Sync,
-    ) -> Result<()> {
+        len: usize,
+        of: impl Fn(B) -> T + Sync,
+    ) -> Result<Vec<T>> {
         const CHUNK: usize = 8 << 20;
-        let len = values.len();
-        // A block is longer than its numbers, so that half a word more may be read.
+        let mut values = vec![T::default(); len];
+        // A block is longer than its numbers, so that a part of a word more may be read.
         let fetch = |at: usize| {
-            let words = CHUNK.min(len - at).div_ceil(2);
-            self.fetch(block.ptr + 2 * at as u64, words)
+            let words = (CHUNK.min(len - at) * size_of::<B>()).div_ceil(4);
+            self.fetch(block.ptr + (at * size_of::<B>()) as u64, words)
         };
         let mut coming = (len > 0).then(|| fetch(0)).transpose()?;
         for at in (0..len).step_by(CHUNK) {
@@ -307,26 +311,23 @@ impl Device {
             let Some(here) = here else { break };
             let end = len.min(at + CHUNK);
             self.once_arrived(here, |words| {
-                let halves: &[u16] = bytemuck::cast_slice(words);
+                let bits: &[B] = bytemuck::cast_slice(words);
                 let parts = values[at..end].par_chunks_mut(1 << 16);
-                parts
-                    .zip(halves.par_chunks(1 << 16))
-                    .for_each(|(to, from)| {
-                        for (to, half) in to.iter_mut().zip(from) {
-                            *to = of(*half);
-                        }
-                    });
+                parts.zip(bits.par_chunks(1 << 16)).for_each(|(to, from)| {
+                    for (to, bits) in to.iter_mut().zip(from) {
+                        *to = of(*bits);
+                    }
+                });
             })?;
         }
-        Ok(())
+        Ok(values)
     }
 
     /// Queue a copy to the host, which is there when [`Self::arrived`] returns; what is queued later does not delay it.
     pub(super) fn fetch(&self, from: u64, len: usize) -> Result<Pinned> {
         self.needs_host("a download")?;
         let _order = self.bind()?;
-        let kept = self.pinned().pop();
-        let mut memory = match kept.filter(|memory| memory.len() >= len) {
+        let mut memory = match self.pinned_of(len) {
             Some(memory) => memory,
             // SAFETY: every number that is read was copied there before, and any bits are an f32.
             None => unsafe {
@@ -352,6 +353,14 @@ impl Device {
         let values = take(&memory.as_slice().map_err(driver)?[..len]);
         self.pinned().push(memory);
         Ok(values)
+    }
+
+    /// The smallest that is kept and holds `len` numbers: to make page-locked memory takes milliseconds.
+    fn pinned_of(&self, len: usize) -> Option<PinnedHostSlice<f32>> {
+        let mut kept = self.pinned();
+        let fit = (0..kept.len()).filter(|&i| kept[i].len() >= len);
+        let best = fit.min_by_key(|&i| kept[i].len())?;
+        Some(kept.swap_remove(best))
     }
 
     fn pinned(&self) -> MutexGuard<'_, Vec<PinnedHostSlice<f32>>> {

@@ -139,9 +139,11 @@ impl Cuda {
     }
 
     pub(super) fn read_any(&self, x: &Float) -> Result<Vec<f32>> {
-        let half = match &x.form {
-            Form::Full => return self.device.download(x.block(&self.device)?, x.len()),
-            Form::Half(_) => self.device.download::<u16>(&x.block, x.len())?,
+        match &x.form {
+            Form::Full => self
+                .device
+                .download_singles(x.block(&self.device)?, x.len()),
+            Form::Half(_) => self.device.download_halves(&x.block, x.len()),
             Form::Rest(weight) => {
                 let whole = self.new_float(x.rows, x.cols, "a master weight")?;
                 let args = [
@@ -153,13 +155,9 @@ impl Cuda {
                 let (source, grid) = (sources::adamw(), self.grid(x.len()));
                 self.device
                     .launch(&source, "whole_master", grid, 256, 0, &args)?;
-                return self.device.download(&whole.block, x.len());
+                self.device.download_singles(&whole.block, x.len())
             }
-        };
-        Ok(half
-            .into_iter()
-            .map(|w| bf16::from_bits(w).to_f32())
-            .collect())
+        }
     }
 
     /// New numbers, kept as the old ones were; those of a rest are the weight's too.

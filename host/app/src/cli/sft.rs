@@ -204,7 +204,7 @@ impl FineTuning<'_> {
                     Ok(!ends)
                 },
             )?;
-            export(model, &dir.join(run_dir::MODEL), |param| {
+            export::<O>(model, &dir.join(run_dir::MODEL), |param| {
                 trainer.read_param(param)
             })
         })?;

@@ -147,7 +147,7 @@ async fn train<O: Machine>(
         }
     }
     drop(bar);
-    export(&model, &dir.join(run_dir::MODEL), |param| {
+    export::<O>(&model, &dir.join(run_dir::MODEL), |param| {
         trainer.read_param(param)
     })?;
     context.trace.close();

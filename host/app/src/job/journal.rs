@@ -51,4 +51,8 @@ impl Journal for RunJournal {
             .say(reward.map_or_else(String::new, |reward| format!("· reward {reward:.2}")));
         Ok(())
     }
+
+    fn says(&self, what: &str) {
+        self.bar.say(what.to_owned());
+    }
 }

@@ -154,7 +154,7 @@ impl<O: Machine> Learn for Learner<O> {
     }
 
     fn write_model(&self, dir: &Path) -> Result<()> {
-        export(&self.model, dir, |param| self.trainer.read_param(param))
+        export::<O>(&self.model, dir, |param| self.trainer.read_param(param))
     }
 
     fn log_probs(&self, tokens: &[u32]) -> Result<Vec<f64>> {
@@ -184,11 +184,11 @@ pub fn save<O: Ops>(
     checkpoint::keep_last(checkpoints, keep).map_err(train_failed)
 }
 
-/// Write what was trained as an HF directory; `read` gives each parameter.
+/// Write what was trained as an HF directory, in the precision it was trained in; `read` gives each parameter.
 ///
 /// # Errors
 /// The disk refused.
-pub fn export(
+pub fn export<O: Machine>(
     model: &Model,
     dir: &Path,
     read: impl FnMut(&ParamSpec) -> slime_trainer::Result<Vec<f32>>,
@@ -197,7 +197,11 @@ pub fn export(
         dir,
         &model.spec,
         &model.files,
-        hf::Dtype::F32,
+        if O::NUMBER_BYTES == 2 {
+            hf::Dtype::Bf16
+        } else {
+            hf::Dtype::F32
+        },
         DEFAULT_SHARD_BYTES,
         read,
     )

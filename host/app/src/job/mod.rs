@@ -144,6 +144,8 @@ pub trait Reload: Send + Sync {
 pub trait Journal: Send {
     /// One finished step.
     fn record(&mut self, row: &Row, groups: &[Group]) -> Result<()>;
+    /// What takes a while now, for people who watch; nothing when it is over.
+    fn says(&self, _: &str) {}
 }
 
 /// A loop and what it runs on.
@@ -416,7 +418,9 @@ async fn evaluate(job: &Job, state: &State) -> Result<Option<Row>> {
 fn save(job: &mut Job, state: &mut State) -> Result<()> {
     if state.finished > state.saved {
         let span = tracing::info_span!(target: "slime", "save", finished = state.finished);
+        job.journal.says("· save");
         tokio::task::block_in_place(|| span.in_scope(|| job.learner.save(Step(state.finished))))?;
+        job.journal.says("");
         state.saved = state.finished;
     }
     Ok(())

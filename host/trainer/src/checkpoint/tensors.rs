@@ -1,4 +1,4 @@
-//! Parameters as safetensors: one tensor in memory at a time, names and shapes those of the HF tensors that a
+//! Parameters as safetensors: a few tensors in memory at a time, names and shapes those of the HF tensors that a
 //! parameter is made of, f32 or f64.
 //!
 //! A parameter's parts lie end to end in it, so its bytes are written as they are and only the header knows of parts.
@@ -8,8 +8,9 @@ use crate::{Error, Result};
 use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 use slime_model::ParamSpec;
 use std::fs::File;
-use std::io::{BufWriter, Read, Seek, SeekFrom, Write};
+use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::sync_channel;
 
 /// A parameter's elements.
 pub(crate) enum Data {
@@ -64,7 +65,6 @@ pub(super) fn write(
     wide: bool,
     mut read: impl FnMut(usize, usize) -> Result<Data>,
 ) -> Result<()> {
-    let io = |e| Error::io(path)(e);
     let element_bytes = if wide { 8 } else { 4 };
     let mut at = 0;
     let mut entries = Vec::new();
@@ -80,13 +80,8 @@ pub(super) fn write(
             at = end;
         }
     }
-    let mut out = begin(path, entries)?;
-    for set in 0..prefixes.len() {
-        for index in 0..params.len() {
-            out.write_all(read(set, index)?.bytes()).map_err(io)?;
-        }
-    }
-    finish(path, out)
+    let each = (0..prefixes.len()).flat_map(|set| (0..params.len()).map(move |i| (set, i)));
+    write_file(path, entries, each.map(|(set, i)| read(set, i)))
 }
 
 /// Write tensors of any names and shapes, all of one precision, and sync.
@@ -107,16 +102,16 @@ pub(crate) fn write_pieces(
         };
         (name.clone(), info)
     };
-    let mut out = begin(path, pieces.iter().map(entry).collect())?;
-    for index in 0..pieces.len() {
-        out.write_all(read(index)?.bytes())
-            .map_err(Error::io(path))?;
-    }
-    finish(path, out)
+    let entries = pieces.iter().map(entry).collect();
+    write_file(path, entries, (0..pieces.len()).map(read))
 }
 
-/// A file with its header written.
-fn begin(path: &Path, entries: Vec<(String, TensorInfo)>) -> Result<BufWriter<File>> {
+/// A whole file. The next tensor is read while one is written.
+fn write_file(
+    path: &Path,
+    entries: Vec<(String, TensorInfo)>,
+    tensors: impl Iterator<Item = Result<Data>>,
+) -> Result<()> {
     let damaged = |e: String| Error::Checkpoint {
         path: path.to_owned(),
         detail: e,
@@ -124,18 +119,29 @@ fn begin(path: &Path, entries: Vec<(String, TensorInfo)>) -> Result<BufWriter<Fi
     let metadata = Metadata::new(None, entries).map_err(|e| damaged(e.to_string()))?;
     let mut header = serde_json::to_vec(&metadata).map_err(|e| damaged(e.to_string()))?;
     header.resize(header.len().next_multiple_of(8), b' ');
-    let mut out = BufWriter::new(File::create(path).map_err(Error::io(path))?);
-    out.write_all(&(header.len() as u64).to_le_bytes())
-        .and_then(|()| out.write_all(&header))
-        .map_err(Error::io(path))?;
-    Ok(out)
-}
-
-fn finish(path: &Path, out: BufWriter<File>) -> Result<()> {
-    let file = out
-        .into_inner()
-        .map_err(|e| Error::io(path)(e.into_error()))?;
-    file.sync_all().map_err(Error::io(path))
+    let mut file = File::create(path).map_err(Error::io(path))?;
+    let (sender, coming) = sync_channel::<Data>(1);
+    std::thread::scope(|scope| {
+        let writing = scope.spawn(move || {
+            file.write_all(&(header.len() as u64).to_le_bytes())?;
+            file.write_all(&header)?;
+            for data in coming {
+                file.write_all(data.bytes())?;
+            }
+            file.sync_all()
+        });
+        for data in tensors {
+            // Where nobody listens any more, the writer says why.
+            if sender.send(data?).is_err() {
+                break;
+            }
+        }
+        drop(sender);
+        let written = writing.join();
+        written
+            .expect("a writer never panics")
+            .map_err(Error::io(path))
+    })
 }
 
 /// A safetensors file, its header read and its length checked.
