@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 const RANKS: usize = 2;
-/// A vector, a row more than a block's share, many rows.
-const SHAPES: [(usize, usize); 3] = [(2, 8), (258, 72), (4096, 136)];
+/// A vector, a row more than a block's share, many rows, and more than every block has under way at once.
+const SHAPES: [(usize, usize); 4] = [(2, 8), (258, 72), (4096, 136), (8194, 520)];
 
 /// Prints two lines and returns how many are wrong.
 pub(crate) fn check(_: &Cuda) -> usize {
@@ -81,11 +81,13 @@ fn everything() -> Result<bool> {
             let share = rank * len / RANKS..(rank + 1) * len / RANKS;
             let x = cuda.tensor(rows, cols, &all[rank])?;
             let begun = group.begin_reduce_scatter(x.clone())?;
+            let coming = group.begin_all_gather(x.clone())?;
             right &= cuda.read(&group.all_reduce(&x)?)? == sum;
             right &= cuda.read(&group.reduce_scatter(&x)?)? == sum[share.clone()];
             right &= cuda.read(&group.all_gather(&x)?)? == all.concat();
             right &= cuda.read(&group.rotate(&x)?)? == all[(rank + RANKS - 1) % RANKS];
             right &= cuda.read(&begun.wait()?)? == sum[share];
+            right &= cuda.read(&coming.wait()?)? == all.concat();
         }
         Ok(right)
     })?;

@@ -9,6 +9,7 @@
 //! target/release/examples/nccl --speed 1.7B --length 4096 --micro 2 --micros 8 --layouts 'dp tp2 pp2,first16' --trace DIR
 //!                                              speed only, with 8 micro-batches of 2 sequences a GPU, and DIR/1.7B-dp2.json
 //!     [--compact] [--recompute full]           16-bit optimizer states; layers computed again in the backward
+//!     [--no-single]                            without one GPU to compare with
 //! target/release/examples/nccl --bandwidth     collectives only; with SLIME_EXCHANGE=nccl all of them NCCL's
 //! target/release/examples/nccl --hand-over 0.6B --layouts 'tp2 pp2'     parameters of ranks to an engine on GPU 0
 //! target/release/examples/nccl --quick --one-gpu threads     both ranks on GPU 0, numbers meeting on the host
@@ -266,6 +267,7 @@ fn run() -> Result<bool, Failure> {
         micro: number("--micro", if model == "0.6B" { 4 } else { 2 })?,
         micros: number("--micros", 1)?,
         layouts,
+        single: !has("--no-single"),
         compact: has("--compact"),
         recompute: value("--recompute").map_or("selective", String::as_str),
         trace,

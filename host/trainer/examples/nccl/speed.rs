@@ -24,6 +24,8 @@ pub(crate) struct Work<'a> {
     pub(crate) micros: usize,
     /// In words, as `tp2` or `pp2,first16`; `dp` adds nothing, since what is left of the GPUs is data-parallel.
     pub(crate) layouts: Vec<&'a str>,
+    /// One GPU first, to which the others are compared.
+    pub(crate) single: bool,
     /// With optimizer states of 16 bits.
     pub(crate) compact: bool,
     /// What the backward computes again: `none`, `selective` or `full`.
@@ -64,10 +66,11 @@ pub(crate) fn measure(work: &Work<'_>) -> Result<(), Failure> {
         let seconds = timed(|| Ok(trainer.train(&records(1)).map(drop)?))?;
         Ok((seconds, trainer.network().ops().peak_bytes()))
     };
-    match single() {
-        Ok((seconds, peak)) => report("one GPU", 1, seconds, peak),
+    match work.single.then(single) {
+        Some(Ok((seconds, peak))) => report("one GPU", 1, seconds, peak),
         // A model that only several GPUs hold.
-        Err(why) => println!("{}", json!({"layout": "one GPU", "error": why.to_string()})),
+        Some(Err(why)) => println!("{}", json!({"layout": "one GPU", "error": why.to_string()})),
+        None => {}
     }
     for words in &work.layouts {
         let words = words.strip_prefix("dp").unwrap_or(words);
