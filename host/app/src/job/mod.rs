@@ -58,12 +58,12 @@ pub trait Sample: Send + Sync {
     }
     /// The pool serves `version` from now on.
     fn serve(&self, version: WeightVersion);
-    /// Sampling never pauses: it is asked for a step's groups even where none is missing, and told what was taken.
+    /// Sampling never pauses: it is asked for a step's groups even where none is missing, and told when a step takes them.
     fn is_continuous(&self) -> bool {
         false
     }
-    /// A step has taken its groups.
-    fn taken(&self) {}
+    /// A step takes its groups now, and trains on them until the next version is served.
+    fn taking(&self) {}
 }
 
 /// The Data Buffer.
@@ -287,8 +287,8 @@ async fn one(job: &mut Job, state: &mut State, step: Step) -> Result<bool> {
     let Some(sampled) = collect(job, state, step).await? else {
         return Ok(false);
     };
+    job.sampler.taking();
     let taken = job.queue.take(step, n, state.served)?;
-    job.sampler.taken();
     let mut difficulties = Row::default();
     if let Some(dials) = &job.curriculum {
         dials.tell(&mut difficulties);

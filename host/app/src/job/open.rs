@@ -242,7 +242,7 @@ fn job<O: Machine>(
         .with_progress(Arc::new(Watch::new(bar.clone(), "sample")));
     let groups_per_step = plan.rollout.batch_size as usize;
     let sampler: Arc<dyn Sample> = if plan.rollout.fully_async {
-        // As many groups as may train before one claimed now would be too old.
+        // As many steps' groups as may train from now on before one claimed now would be too old.
         let capacity = groups_per_step * (plan.rollout.max_lag as usize + 1);
         let first = Step(steps.start);
         Arc::new(Continuous::start(
@@ -489,8 +489,8 @@ impl Sample for Continuous {
         true
     }
 
-    fn taken(&self) {
-        Continuous::taken(self);
+    fn taking(&self) {
+        Continuous::taking(self);
     }
 }
 

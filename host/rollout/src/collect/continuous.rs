@@ -1,7 +1,8 @@
 //! Sampling without pause: groups are in flight while steps train and while weights are published.
 //!
-//! At any time at most `capacity` groups are claimed or wait to be taken, so what waits never ages without end; how old a
-//! group may be when it trains is the buffer's to judge. Which groups a step gets depends on which finish first: a run that
+//! At any time at most `capacity` groups are claimed, wait to be taken or train with weights that are not served yet. So of
+//! groups that end in the order they began none is too old when it trains: the one that begins now is preceded by
+//! `capacity` others, and by as many steps as these make. How old a group may be is the buffer's to judge. Which groups a step gets depends on which finish first: a run that
 //! must repeat bit for bit samples and trains in turn. It refuses to know a trainer. Read [`super::Sampler`] first.
 
 use super::live::Tally;
@@ -9,7 +10,7 @@ use super::sampler::{Collected, End, Held, Inner, Sampler};
 use crate::{RolloutError, lock};
 use slime_core::{Group, Step, WeightVersion};
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tokio::sync::{Notify, mpsc};
@@ -31,13 +32,15 @@ struct Shared {
     capacity: usize,
     /// The step that asks now.
     step: AtomicU64,
+    /// Groups that a step has taken, until its weights are served.
+    training: AtomicUsize,
     /// Counters of the requests since the last step was told.
     tally: Mutex<Arc<Tally>>,
     wake: Notify,
 }
 
 impl Continuous {
-    /// Begin to sample, for steps of `groups_per_step` groups. `capacity` groups are in flight or wait, at least a step's.
+    /// Begin to sample, for steps of `groups_per_step` groups. `capacity` groups are in flight, wait or train, at least a step's.
     ///
     /// Must be called inside a tokio runtime.
     pub fn start(sampler: &Sampler, first: Step, groups_per_step: usize, capacity: usize) -> Self {
@@ -45,6 +48,7 @@ impl Continuous {
             inner: Arc::clone(&sampler.inner),
             capacity: capacity.max(groups_per_step),
             step: AtomicU64::new(first.0),
+            training: AtomicUsize::new(0),
             tally: Mutex::default(),
             wake: Notify::new(),
         });
@@ -58,9 +62,10 @@ impl Continuous {
         }
     }
 
-    /// The pool serves `version` from now on. Requests in flight go on.
+    /// The pool serves `version` from now on: what it trained on makes room. Requests in flight go on.
     pub fn serve(&self, version: WeightVersion) {
         self.shared.inner.driver.serve(version);
+        self.shared.training.store(0, Ordering::Relaxed);
         self.shared.wake.notify_one();
     }
 
@@ -71,9 +76,11 @@ impl Continuous {
         self.shared.wake.notify_one();
     }
 
-    /// A step has taken its groups: there is room for others.
-    pub fn taken(&self) {
-        self.shared.wake.notify_one();
+    /// A step takes its groups now, and trains on them until the next version is served. Said before they leave the
+    /// buffer, so that at no moment there seems to be room.
+    pub fn taking(&self) {
+        let groups = self.groups_per_step;
+        self.shared.training.store(groups, Ordering::Relaxed);
     }
 
     /// Wait until `step` can take its groups, and tell what ended since the last call.
@@ -194,7 +201,7 @@ impl Told {
     }
 }
 
-/// Keep `capacity` groups in flight or waiting until nobody listens any more.
+/// Keep `capacity` groups in flight, waiting or training until nobody listens any more.
 async fn keep_going(shared: Arc<Shared>, ends: mpsc::UnboundedSender<Result<End, RolloutError>>) {
     let mut tasks: JoinSet<Result<End, RolloutError>> = JoinSet::new();
     loop {
@@ -230,9 +237,9 @@ fn top_up(
     tasks: &mut JoinSet<Result<End, RolloutError>>,
 ) -> Result<(), RolloutError> {
     let ledger = &shared.inner.ledger;
-    let room = shared
-        .capacity
-        .saturating_sub(tasks.len() + ledger.queued()?);
+    let training = shared.training.load(Ordering::Relaxed);
+    let busy = tasks.len() + ledger.queued()? + training;
+    let room = shared.capacity.saturating_sub(busy);
     if room == 0 {
         return Ok(());
     }

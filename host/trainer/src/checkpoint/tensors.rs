@@ -89,7 +89,7 @@ pub(crate) fn write_pieces(
     path: &Path,
     pieces: &[(String, Vec<usize>)],
     wide: bool,
-    mut read: impl FnMut(usize) -> Result<Data>,
+    read: impl FnMut(usize) -> Result<Data>,
 ) -> Result<()> {
     let mut at = 0;
     let entry = |(name, shape): &(String, Vec<usize>)| {

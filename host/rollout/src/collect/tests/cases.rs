@@ -232,8 +232,9 @@ async fn f03_a_full_queue_stops_the_sampler_and_never_locks_it() {
     let mut delivered = 0;
     for step in 0..5 {
         delivered += continuous.groups(Step(step)).await.unwrap().groups.len();
+        continuous.taking();
         ledger.take(2);
-        continuous.taken();
+        continuous.serve(WeightVersion(step + 1));
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     assert_eq!(delivered, 10);
@@ -255,10 +256,37 @@ async fn f10_all_slots_are_filled_again_at_once() {
         0,
         "the barrier: nothing is in flight"
     );
+    continuous.taking();
     ledger.take(8);
-    continuous.taken();
+    continuous.serve(WeightVersion(1));
     tokio::time::sleep(Duration::from_millis(30)).await;
     assert_eq!(counts[0].load(Ordering::SeqCst), 8);
+}
+
+/// Sampled two versions before it trains, a group would be thrown away where one is allowed.
+#[tokio::test]
+async fn no_group_begins_that_would_be_too_old_when_it_trains() {
+    let (policy, counts) = slow(Duration::from_millis(30));
+    let ledger = Arc::new(MemoryLedger::default());
+    let driver = driver(policy, 1, |_| reward(1.0));
+    let sampler = Sampler::new(driver, Arc::new(Rows(50)), ledger.clone());
+    let (n, max_lag) = (4, 1);
+    let continuous = Continuous::start(&sampler, Step(0), n, n * (max_lag + 1));
+    for step in 0..4 {
+        continuous.groups(Step(step)).await.unwrap();
+        continuous.taking();
+        ledger.take(n);
+        // The step trains for longer than it takes what is in flight to end.
+        tokio::time::sleep(Duration::from_millis(120)).await;
+        let begun = counts[2].load(Ordering::SeqCst);
+        let before = n * (step as usize + 1);
+        assert_eq!(begun, before + n * max_lag, "while step {step} trains");
+        // Room again: these are in flight when the next step takes what waits.
+        continuous.serve(WeightVersion(step + 1));
+        tokio::time::sleep(Duration::from_millis(10)).await;
+        let begun = counts[2].load(Ordering::SeqCst);
+        assert_eq!(begun, before + n * (max_lag + 1), "version {}", step + 1);
+    }
 }
 
 #[tokio::test]
