@@ -187,8 +187,21 @@ fn a_port_in_use() {
     .unwrap();
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port().to_string();
-    let said = says(dir.path(), &["serve", "--model", "model", "--port", &port]);
+    let serve = ["serve", "--model", "model", "--port", &port, "--host"];
+    let said = says(dir.path(), &[&serve[..], &["localhost"]].concat());
     insta::assert_snapshot!(said.replace(&port, "PORT"));
+}
+
+#[test]
+fn a_host_that_has_no_address() {
+    let dir = tempfile::tempdir().unwrap();
+    model(dir.path(), "model");
+    let said = says(
+        dir.path(),
+        &["serve", "--model", "model", "--host", "no such name"],
+    );
+    assert!(said.contains("`--host no such name`: "), "{said}");
+    assert!(said.contains("127.0.0.1 for itself alone"), "{said}");
 }
 
 #[test]

@@ -8,7 +8,7 @@ use crate::wire::device::{Scale, on_device};
 use crate::wire::engine::{engine_failed, start};
 use crate::wire::{Computer, Model};
 use slime_engine::{EngineConfig, SamplingDefaults, serve};
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 /// What to serve.
@@ -17,9 +17,9 @@ pub struct Args {
     /// HF directory
     #[arg(long, value_name = "DIR", alias = "model-path")]
     model: PathBuf,
-    /// Address to listen on
+    /// Address to listen on, or this machine's name
     #[arg(long, default_value = "127.0.0.1")]
-    host: IpAddr,
+    host: String,
     /// Port to listen on; 0 takes a free one
     #[arg(long, default_value_t = 30000)]
     port: u16,
@@ -74,7 +74,21 @@ pub fn run(args: Args, context: &Context) -> Result<Outcome> {
     super::block_on(listen(args, model, context))?
 }
 
+/// What a name stands for; of several addresses one of IPv4, which is what most clients try.
+async fn address(host: &str, port: u16) -> Result<SocketAddr> {
+    let wrong = |why: String| {
+        Problem::new(format!("`--host {host}`: {why}")).help(
+            "give an address of this machine: 127.0.0.1 for itself alone, 0.0.0.0 for everybody",
+        )
+    };
+    let found = tokio::net::lookup_host((host, port)).await;
+    let found: Vec<SocketAddr> = found.map_err(|e| wrong(e.to_string()))?.collect();
+    let best = found.iter().find(|a| a.is_ipv4()).or(found.first());
+    Ok(*best.ok_or_else(|| wrong("it has no address".into()))?)
+}
+
 async fn listen(args: Args, model: Model, context: &Context) -> Result<Outcome> {
+    let address = address(&args.host, args.port).await?;
     let usual = Scale::of(args.device);
     let config = EngineConfig {
         max_total_tokens: args.max_total_tokens.unwrap_or(usual.cache_tokens),
@@ -93,7 +107,7 @@ async fn listen(args: Args, model: Model, context: &Context) -> Result<Outcome> 
     };
     let name = config.served_model_name.clone();
     let engine = on_device!(Computer::open(args.device)?, ops => start(&model, ops, config))?;
-    let server = serve(engine.clone(), SocketAddr::new(args.host, args.port))
+    let server = serve(engine.clone(), address)
         .await
         .map_err(engine_failed)?;
     context.console.line(&format!(

@@ -4,7 +4,7 @@ use super::conversation::Refused;
 use super::{Ending, MAX_METRICS, Request, Said, Shared};
 use axum::body::Bytes;
 use axum::extract::{DefaultBodyLimit, State};
-use axum::http::{HeaderMap, StatusCode};
+use axum::http::{HeaderMap, Method, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
@@ -37,6 +37,8 @@ pub(super) fn start(
         .route("/v1/sessions", post(take))
         .route("/v1/sessions/end", post(end))
         .route("/v1/chat/completions", post(chat))
+        .method_not_allowed_fallback(no_such_path)
+        .fallback(no_such_path)
         .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
         .with_state(run);
     std::thread::Builder::new()
@@ -53,6 +55,14 @@ pub(super) fn start(
             });
         })?;
     Ok(())
+}
+
+async fn no_such_path(method: Method, uri: Uri) -> Refusal {
+    let message = format!(
+        "{method} {} is not served: an agent uses POST /v1/sessions, /v1/chat/completions and /v1/sessions/end",
+        uri.path()
+    );
+    Refusal(StatusCode::NOT_FOUND, "not_found", message)
 }
 
 /// The run behind the paths, as long as there is one.

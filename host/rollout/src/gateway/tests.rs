@@ -291,6 +291,12 @@ async fn what_the_run_decides_is_not_the_agents_to_set() {
             "{message}"
         );
     }
+    let (status, said) = agent.post("completions", json!({})).await;
+    let message = said["error"]["message"].as_str().unwrap();
+    assert!(
+        status == StatusCode::NOT_FOUND && message.contains("POST /v1/completions is not served"),
+        "{message}"
+    );
     // The script is empty: as where no token fits any more.
     let (status, said) = agent.chat(messages.clone()).await;
     assert_eq!(
