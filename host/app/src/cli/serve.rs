@@ -70,8 +70,7 @@ pub fn run(args: Args, context: &Context) -> Result<Outcome> {
             }
         }
     }
-    let model = Model::directory(&args.model).map_err(|e| Problem::new(e.to_string()))?;
-    super::block_on(listen(args, model, context))?
+    super::block_on(listen(args, context))?
 }
 
 /// What a name stands for; of several addresses one of IPv4, which is what most clients try.
@@ -87,8 +86,9 @@ async fn address(host: &str, port: u16) -> Result<SocketAddr> {
     Ok(*best.ok_or_else(|| wrong("it has no address".into()))?)
 }
 
-async fn listen(args: Args, model: Model, context: &Context) -> Result<Outcome> {
+async fn listen(args: Args, context: &Context) -> Result<Outcome> {
     let address = address(&args.host, args.port).await?;
+    let model = Model::directory(&args.model).map_err(|e| Problem::new(e.to_string()))?;
     let usual = Scale::of(args.device);
     let config = EngineConfig {
         max_total_tokens: args.max_total_tokens.unwrap_or(usual.cache_tokens),
