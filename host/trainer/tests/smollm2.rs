@@ -16,7 +16,7 @@ use support::{by_name, f32_cpu, floats, golden_dir, ids, run_grpo, weights_at};
 fn model_dir() -> Option<PathBuf> {
     let dir = std::env::var_os("SLIME_SMOLLM2").map(PathBuf::from);
     if dir.is_none() {
-        println!("skipped: SLIME_SMOLLM2 does not name the HF directory of SmolLM2-135M-Instruct");
+        eprintln!("skipped: SLIME_SMOLLM2 does not name the HF directory of SmolLM2-135M-Instruct");
     }
     dir
 }

@@ -93,7 +93,7 @@ impl Exchange {
         is_one_process: bool,
     ) -> Result<Option<Self>> {
         let (rank, members) = (host.rank(), host.size());
-        if !is_one_process || members < 2 || members > MOST_MEMBERS {
+        if !is_one_process || !(2..=MOST_MEMBERS).contains(&members) {
             return Ok(None);
         }
         let device = &cuda.device;

@@ -205,7 +205,7 @@ impl Cuda {
         // Where every expert has rows all of it is written; else the others' keep what they hold.
         let all = with_rows(offsets).count() + 1 == offsets.len();
         let (out, add) = match all {
-            true => dw.to_add(),
+            true => dw.place_to_add(),
             false => (dw.at(&self.device)?, true),
         };
         let (m, n) = (dy.cols, x.cols);

@@ -76,7 +76,7 @@ impl Float {
     }
 
     /// Where its numbers are, for whoever writes all of them; true if they are to be added to what is there.
-    pub(super) fn to_add(&mut self) -> (u64, bool) {
+    pub(super) fn place_to_add(&mut self) -> (u64, bool) {
         let blank = std::mem::take(self.blank.get_mut());
         (self.block.ptr, !blank)
     }

@@ -536,7 +536,7 @@ impl Ops for Cuda {
         if x.rows == 0 && dy.rows == 0 {
             return Ok(());
         }
-        let out = dw.to_add();
+        let out = dw.place_to_add();
         self.product_added("accumulate_tn", (x, x.rows), (dy, dy.rows), shape, out)
     }
 

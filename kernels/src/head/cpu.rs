@@ -129,7 +129,7 @@ pub(crate) fn logits_backward<T: Element>(
             );
             if targets.0[i] != NO_TARGET {
                 let target = &mut z[targets.0[i] as usize];
-                *target = *target + T::from_f64(a[i] * inv_temperature);
+                *target += T::from_f64(a[i] * inv_temperature);
             }
             pad.fill(T::ZERO);
         }

@@ -60,7 +60,8 @@ pub(crate) fn check(cuda: &Cuda, words: &[String], quick: bool) -> usize {
                 .iter()
                 .zip(&again.values)
                 .all(|(a, b)| a.to_bits() == b.to_bits());
-            if !(error <= limit) || !repeats {
+            let is_near = error <= limit; // not so of NaN
+            if !is_near || !repeats {
                 let verdict = if repeats {
                     "WRONG"
                 } else {

@@ -27,7 +27,7 @@ impl Verifier for F1 {
         }
         let said = tokens(&item.response());
         let best = golds.iter().map(|gold| f1(&said, gold)).fold(0.0, f64::max);
-        let exact = golds.iter().any(|gold| *gold == said);
+        let exact = golds.contains(&said);
         Ok(Verdict::reward(best).with_metric("exact", f64::from(exact)))
     }
 }

@@ -1,4 +1,8 @@
 //! What every guest crate writes around its own bindings: the types are the crate's, so the code must be too.
+#![allow(
+    clippy::crate_in_macro_def,
+    reason = "the bindings are those of the crate that calls"
+)]
 
 /// Conversions of errors both ways, and the log, for bindings that lie in `$bindings`.
 #[doc(hidden)]

@@ -32,6 +32,7 @@ pub struct Block {
 }
 
 /// What a block keeps for its backward.
+#[allow(clippy::large_enum_variant, reason = "there is one a layer")]
 pub enum SavedBlock<O: Ops> {
     /// What its halves keep.
     Parts(SavedAttention<O>, SavedMlp<O>),

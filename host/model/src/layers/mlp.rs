@@ -59,6 +59,7 @@ pub struct SavedMlp<O: Ops> {
 }
 
 /// What a body keeps.
+#[allow(clippy::large_enum_variant, reason = "there is one a layer")]
 enum SavedBody<O: Ops> {
     Gated(SavedGated<O>),
     /// A gated MLP makes all of it again.

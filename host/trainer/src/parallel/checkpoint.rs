@@ -10,6 +10,7 @@ use super::rank::Rank;
 use super::stage::Stage;
 use super::trainer::{ParallelTrainer, Training};
 use super::zero::Zero;
+use crate::Result;
 use crate::checkpoint::dir::Staging;
 use crate::checkpoint::identity::Identity;
 use crate::checkpoint::pieces::{Entry, Library, Piece, Table};
@@ -18,7 +19,6 @@ use crate::checkpoint::{
     CRITIC, Counters, FORMATS, INDEX, Index, MASTER, MOMENTS, prefix, read_float, read_weight,
 };
 use crate::optim::precision::Precision;
-use crate::{Error, Result};
 use slime_core::Step;
 use slime_kernels::Ops;
 use slime_model::ParamSpec;
@@ -333,7 +333,7 @@ impl<O: Ops> ParallelTrainer<O> {
     pub fn load(&mut self, dir: &Path) -> Result<Step> {
         let index = Arc::new(Index::read(dir, self.spec(), self.params())?);
         let (step, dir) = (index.step, dir.to_owned());
-        self.on_all(move |rank| rank.read(&dir, &index).map_err(Error::from))?;
+        self.on_all(move |rank| rank.read(&dir, &index))?;
         Ok(step)
     }
 }

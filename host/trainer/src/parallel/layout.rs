@@ -159,11 +159,7 @@ pub fn stage_layers(config: &ParallelConfig, layers: usize) -> Result<Vec<Range<
              set decoder_first_pipeline_num_layers or decoder_last_pipeline_num_layers"
         ));
     }
-    let each = if middle > 0 {
-        (layers - taken) / middle
-    } else {
-        0
-    };
+    let each = (layers - taken).checked_div(middle).unwrap_or(0);
     let mut start = 0;
     let ranges: Vec<Range<usize>> = (0..stages)
         .map(|stage| {

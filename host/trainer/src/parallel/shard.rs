@@ -351,7 +351,8 @@ fn experts(spec: &ModelSpec, param: &ParamSpec, place: &Place) -> Shard {
         let (rows, cols) = match param.kind {
             ParamKind::ExpertDown => {
                 let start = expert * spec.hidden;
-                (vec![start..start + spec.hidden], columns.clone())
+                let rows = std::iter::once(start..start + spec.hidden);
+                (rows.collect(), columns.clone())
             }
             _ => {
                 let of = |start: usize| start + columns.start..start + columns.end;
@@ -496,7 +497,7 @@ mod tests {
                     sequence_parallel: tp > 1,
                     ..ParallelConfig::default()
                 };
-                if layers % pp == 0 && config.problems(&spec).is_empty() {
+                if layers.is_multiple_of(pp) && config.problems(&spec).is_empty() {
                     assembled(&spec, &config);
                 }
             }

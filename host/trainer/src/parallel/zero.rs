@@ -327,7 +327,7 @@ impl<O: Ops> Zero<O> {
         let (mut whole, mut pieces) = (Vec::new(), Vec::new());
         for (segment, slice) in self.segments.iter().zip(slices) {
             let grad = slice.as_ref().unwrap_or(&grads.0[segment.param]);
-            if segment.counted == [0..segment.range.len()] {
+            if matches!(&segment.counted[..], [all] if *all == (0..segment.range.len())) {
                 whole.push(grad);
                 continue;
             }
