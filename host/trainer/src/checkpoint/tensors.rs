@@ -256,3 +256,25 @@ impl Reader {
         Ok(data)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tensor_that_cannot_be_read_and_a_file_that_cannot_be_written_end_the_save() {
+        let dir = tempfile::tempdir().unwrap();
+        let pieces: Vec<_> = (0..9).map(|i| (format!("t{i}"), vec![1000])).collect();
+        let fails = |index| match index {
+            4 => Err(Error::Ranks("gone".into())),
+            _ => Ok(Data::zeros(false, 1000)),
+        };
+        let failed = write_pieces(&dir.path().join("a"), &pieces, false, fails);
+        assert!(matches!(failed, Err(Error::Ranks(_))), "{failed:?}");
+        let full = Path::new("/dev/full");
+        if full.exists() {
+            let failed = write_pieces(full, &pieces, false, |_| Ok(Data::zeros(false, 1000)));
+            assert!(failed.is_err(), "a full disk is said");
+        }
+    }
+}
