@@ -30,16 +30,8 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.transformer.module import param_is_not_shared
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
 from megatron.core.transformer.transformer_config import TransformerConfig
+from several_gpus import SHAPES, VOCAB
 
-# hidden, feed-forward, layers, query heads, tied
-SHAPES = {
-    "tiny": (64, 128, 4, 4, True),
-    "0.6B": (1024, 3072, 28, 16, True),
-    "1.7B": (2048, 6144, 28, 16, True),
-    "4B": (2560, 9728, 36, 32, True),
-    "8B": (4096, 12288, 36, 32, False),
-}
-VOCAB = 151_936
 GPUS = 2
 
 

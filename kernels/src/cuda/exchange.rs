@@ -86,22 +86,22 @@ pub(super) struct Exchange {
 }
 
 impl Exchange {
-    /// All members call it at once; `None` for all of them where one cannot.
+    /// All members, which are threads of one process, call it at once, with the GPU of each; `None` for all of them where one
+    /// cannot.
     pub(super) fn between<M: Meet>(
         cuda: &Arc<Cuda>,
         host: &Group<Cuda, M>,
-        is_one_process: bool,
+        gpus: &[usize],
     ) -> Result<Option<Self>> {
         let (rank, members) = (host.rank(), host.size());
-        if !is_one_process || !(2..=MOST_MEMBERS).contains(&members) {
+        if !(2..=MOST_MEMBERS).contains(&members) {
             return Ok(None);
         }
         let device = &cuda.device;
         let own = device.context.ordinal();
-        let ordinals = host.all_gather_host(&[own as f64])?;
-        let others = ordinals.iter().map(|&o| o as usize).enumerate();
+        let others = gpus.iter().enumerate();
         let mut others = others.filter(|&(member, _)| member != rank);
-        let all_reach = others.all(|(_, other)| other != own && reaches(&device.context, other));
+        let all_reach = others.all(|(_, &other)| other != own && reaches(&device.context, other));
         let can = host.all_gather_host(&[f64::from(u8::from(all_reach))])?;
         if can.contains(&0.0) {
             return Ok(None);

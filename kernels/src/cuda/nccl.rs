@@ -14,7 +14,7 @@ use crate::comm::{Begun, Comm, Group, Meet, Reduce, World};
 use crate::{Error, Result};
 use cudarc::driver::{CudaEvent, CudaStream, result};
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -304,10 +304,13 @@ impl<M: Meet + 'static> Nccl<M> {
             false => None,
         };
         let (_, first) = result::stream::get_priority_range().map_err(driver)?;
-        let mut gpus = host.all_gather_host(&[cuda.device.context.ordinal() as f64])?;
-        gpus.sort_by(f64::total_cmp);
-        let share_a_gpu = !place.travels() && gpus.windows(2).any(|two| two[0] == two[1]);
-        let direct = Exchange::between(&cuda, &host, !place.travels())?;
+        let (mut share_a_gpu, mut direct) = (false, None);
+        if !place.travels() {
+            let gpus = host.all_gather_host(&[cuda.device.context.ordinal() as f64])?;
+            let gpus: Vec<usize> = gpus.into_iter().map(|gpu| gpu as usize).collect();
+            share_a_gpu = gpus.iter().collect::<BTreeSet<_>>().len() < gpus.len();
+            direct = Exchange::between(&cuda, &host, &gpus)?;
+        }
         if let Some(direct) = &direct {
             let ended = Arc::downgrade(direct.ended());
             place.on_end(Box::new(move || {

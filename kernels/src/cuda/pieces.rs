@@ -105,13 +105,7 @@ impl Cuda {
     }
 
     pub(super) fn columns_of(&self, x: &Tensor, cols: Range<usize>) -> Result<Tensor> {
-        if cols.start > cols.end || cols.end > x.cols {
-            let detail = format!("columns {cols:?} of {}", x.cols);
-            return Err(Error::Shape {
-                op: "columns",
-                detail,
-            });
-        }
+        pieces::inside("columns", &cols, x.cols)?;
         let y = self.new_tensor(x.rows, cols.len(), "columns")?;
         if x.rows == 0 || cols.is_empty() {
             return Ok(y);

@@ -40,7 +40,7 @@ pub(crate) fn lay<T: Copy, U>(patch: &Patch<'_, U>, from: &[T], to: &mut [T]) {
     }
 }
 
-fn inside(op: &'static str, range: &Range<usize>, len: usize) -> Result<()> {
+pub(crate) fn inside(op: &'static str, range: &Range<usize>, len: usize) -> Result<()> {
     check::that(range.start <= range.end && range.end <= len, op, || {
         format!("elements {range:?} of {len}")
     })

@@ -8,20 +8,12 @@ const LONG: usize = (32 << 20) + 24;
 
 /// Prints a line a check and returns how many are wrong.
 pub(crate) fn check(cuda: &Cuda) -> usize {
-    let mut failures = 0;
-    for (what, outcome) in [
+    let checks = [
         ("adopted tensors keep their bits", keep(cuda)),
         ("numbers that are not finite are found", found(cuda)),
-    ] {
-        let verdict = match &outcome {
-            Ok(true) => "ok".into(),
-            Ok(false) => "WRONG".into(),
-            Err(why) => format!("FAILED: {why}"),
-        };
-        failures += usize::from(!matches!(outcome, Ok(true)));
-        println!("{:<24} {what:<44} {verdict}", "adopt");
-    }
-    failures
+    ];
+    let say = |(what, outcome)| crate::say("adopt", what, outcome);
+    checks.into_iter().map(say).sum()
 }
 
 fn numbers(rows: usize, cols: usize) -> Vec<f32> {

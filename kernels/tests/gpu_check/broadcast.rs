@@ -1,27 +1,15 @@
 //! A broadcast to a rank elsewhere, which is another thread here: a second GPU, and NCCL, are needed.
 
+use slime_kernels::cuda::Cuda;
 use slime_kernels::cuda::broadcast::Broadcaster;
-use slime_kernels::cuda::{Cuda, num_gpus};
 use slime_kernels::{Error, Ops, Result};
 
 /// Prints a line and returns how many are wrong.
 pub(crate) fn check(cuda: &Cuda) -> usize {
     let what = "a tensor and bytes arrive as they lie";
-    let outcome = match num_gpus() {
-        Ok(0 | 1) => {
-            println!("{:<24} {what:<44} skipped: it needs two GPUs", "broadcast");
-            return 0;
-        }
-        Ok(_) => arrives(cuda),
-        Err(why) => Err(why),
-    };
-    let verdict = match &outcome {
-        Ok(true) => "ok".into(),
-        Ok(false) => "WRONG".into(),
-        Err(why) => format!("FAILED: {why}"),
-    };
-    println!("{:<24} {what:<44} {verdict}", "broadcast");
-    usize::from(!matches!(outcome, Ok(true)))
+    crate::with_two_gpus("broadcast", what, || {
+        crate::say("broadcast", what, arrives(cuda))
+    })
 }
 
 fn arrives(cuda: &Cuda) -> Result<bool> {

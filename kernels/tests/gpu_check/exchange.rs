@@ -2,8 +2,8 @@
 //! let go. Ranks are threads here: a second GPU, and NCCL, are needed.
 
 use slime_kernels::comm::World;
+use slime_kernels::cuda::Cuda;
 use slime_kernels::cuda::nccl::Nccl;
-use slime_kernels::cuda::{Cuda, num_gpus};
 use slime_kernels::{Comm, Error, Ops, Result};
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,27 +14,11 @@ const SHAPES: [(usize, usize); 4] = [(2, 8), (258, 72), (4096, 136), (8194, 520)
 
 /// Prints two lines and returns how many are wrong.
 pub(crate) fn check(_: &Cuda) -> usize {
-    let line = |what: &str, outcome: Result<bool>| {
-        let verdict = match &outcome {
-            Ok(true) => "ok".into(),
-            Ok(false) => "WRONG".into(),
-            Err(why) => format!("FAILED: {why}"),
-        };
-        println!("{:<24} {what:<44} {verdict}", "exchange");
-        usize::from(!matches!(outcome, Ok(true)))
-    };
-    match num_gpus() {
-        Ok(0 | 1) => {
-            let what = "sums, shares, rows of all, a neighbour's";
-            println!("{:<24} {what:<44} skipped: it needs two GPUs", "exchange");
-            0
-        }
-        Ok(_) => {
-            line("sums, shares, rows of all, a neighbour's", everything())
-                + line("an ended world lets go", lets_go())
-        }
-        Err(why) => line("GPUs", Err(why)),
-    }
+    let what = "sums, shares, rows of all, a neighbour's";
+    crate::with_two_gpus("exchange", what, || {
+        crate::say("exchange", what, everything())
+            + crate::say("exchange", "an ended world lets go", lets_go())
+    })
 }
 
 /// Each rank's answer, as threads with a GPU each.

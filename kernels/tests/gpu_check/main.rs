@@ -21,7 +21,8 @@ mod parity;
 mod recorded;
 mod router;
 
-use slime_kernels::cuda::Cuda;
+use slime_kernels::Result;
+use slime_kernels::cuda::{Cuda, num_gpus};
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
@@ -76,5 +77,28 @@ fn main() -> ExitCode {
         ExitCode::SUCCESS
     } else {
         ExitCode::FAILURE
+    }
+}
+
+/// A line for what a check found; 1 where it is wrong.
+fn say(op: &str, what: &str, outcome: Result<bool>) -> usize {
+    let verdict = match &outcome {
+        Ok(true) => "ok".into(),
+        Ok(false) => "WRONG".into(),
+        Err(why) => format!("FAILED: {why}"),
+    };
+    println!("{op:<24} {what:<44} {verdict}");
+    usize::from(!matches!(outcome, Ok(true)))
+}
+
+/// What `check` finds wrong; where there are not two GPUs a line says so.
+fn with_two_gpus(op: &str, what: &str, check: impl FnOnce() -> usize) -> usize {
+    match num_gpus() {
+        Ok(0 | 1) => {
+            println!("{op:<24} {what:<44} skipped: it needs two GPUs");
+            0
+        }
+        Ok(_) => check(),
+        Err(why) => say(op, what, Err(why)),
     }
 }

@@ -14,21 +14,13 @@ const BLOCKS: usize = 120;
 
 /// Prints a line a check and returns how many are wrong.
 pub(crate) fn check(cuda: &Cuda) -> usize {
-    let mut failures = 0;
-    for (what, outcome) in [
+    let checks = [
         ("replays have the bits of the work itself", replays(cuda)),
         ("memory of a recording stays its own", keeps(cuda)),
         ("work of the host's is refused", refuses(cuda)),
-    ] {
-        let verdict = match &outcome {
-            Ok(true) => "ok".into(),
-            Ok(false) => "WRONG".into(),
-            Err(why) => format!("FAILED: {why}"),
-        };
-        failures += usize::from(!matches!(outcome, Ok(true)));
-        println!("{:<24} {what:<44} {verdict}", "record");
-    }
-    failures
+    ];
+    let say = |(what, outcome)| crate::say("record", what, outcome);
+    checks.into_iter().map(say).sum()
 }
 
 fn numbers(seed: usize, count: usize) -> Vec<f32> {
