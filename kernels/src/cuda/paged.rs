@@ -74,6 +74,7 @@ impl Cuda {
             which,
             table,
             seen,
+            run,
             blocks,
         } = tables.attending(!apart);
         if rows == 0 {
@@ -87,25 +88,28 @@ impl Cuda {
         let parts = self.new_float(parts, heads.dim + 2, "attention's parts")?;
         let parts = parts.at(&self.device)?;
         let offset = (layer * cache.layer_elements * 2) as u64;
+        let (keys, values) = (cache.keys.ptr + offset, cache.values.ptr + offset);
+        let head_groups = heads.query / sources::shared_heads(heads);
+        let grid = (rows as u32, head_groups as u32, splits as u32);
         let source = sources::paged_attention(heads);
-        let args = [
-            Ptr(qkv.block.ptr),
-            Ptr(which),
-            Ptr(cache.keys.ptr + offset),
-            Ptr(cache.values.ptr + offset),
-            Ptr(blocks),
-            Ptr(table),
-            Ptr(seen),
-            Ptr(out.block.ptr),
-            Ptr(parts),
+        let of_rows = [qkv.block.ptr, which, keys, values, blocks, table, seen].map(Ptr);
+        let to = [out.block.ptr, parts].map(Ptr);
+        let shape = [
             Int(heads.query as i32),
             Int(heads.kv as i32),
             F(scale as f32),
         ];
-        let head_groups = heads.query / sources::shared_heads(heads);
-        let grid = (rows as u32, head_groups as u32, splits as u32);
-        self.device
-            .launch(&source, "attention_paged", grid, 128, 0, &args)?;
+        if apart {
+            let args = [&of_rows[..], &[Ptr(run)], &to, &[Int(rows as i32)], &shape].concat();
+            let tiles = sources::paged_tiles(heads);
+            let (threads, shared) = tile_sizes(heads);
+            self.device
+                .launch(&tiles, "attention_tiles", grid, threads, shared, &args)?;
+        } else {
+            let args = [&of_rows[..], &to, &shape].concat();
+            self.device
+                .launch(&source, "attention_paged", grid, 128, 0, &args)?;
+        }
         if splits > 1 {
             let args = [
                 Ptr(parts),
@@ -121,4 +125,12 @@ impl Cuda {
         }
         Ok(out)
     }
+}
+
+/// Threads of a block of the tiles' kernel and bytes for what they are ahead, as in it.
+fn tile_sizes(heads: Heads) -> (u32, u32) {
+    const STAGES: usize = 3;
+    let warps = if heads.dim > 128 { 2 } else { 4 };
+    let ahead = warps * STAGES * 2 * BLOCK_TOKENS * heads.dim * 2;
+    (32 * warps as u32, ahead as u32)
 }

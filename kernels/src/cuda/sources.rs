@@ -172,13 +172,18 @@ pub(super) fn grouped_matmul() -> Source {
     }
 }
 
-/// Keys that one thread block of paged attention reads, as in its kernel.
-pub(super) const SPLIT: usize = 512;
+/// Keys that one thread block of paged attention reads, as in its kernels.
+pub(super) const SPLIT: usize = 32 * BLOCK_TOKENS;
 
-/// Query heads that a thread block serves together: as many of those sharing a key head as registers allow.
+/// Query heads that a thread block serves together: as many of those sharing a key head as a product has rows for, or
+/// without tensor cores registers.
 pub(super) fn shared_heads(heads: Heads) -> usize {
     let sharing = heads.query / heads.kv;
-    let most = if heads.dim > 256 { 2 } else { 4 };
+    let most = match heads.dim {
+        _ if has_tensor_core_attention(heads) => 16,
+        257.. => 2,
+        _ => 4,
+    };
     (1..=most)
         .rev()
         .find(|n| sharing.is_multiple_of(*n))
@@ -193,6 +198,19 @@ pub(super) fn paged_attention(heads: Heads) -> Source {
         format!("LANES={}", lanes_of_head(heads).min(32)),
         format!("HG={}", shared_heads(heads))
     )
+}
+
+/// The same of heads that tiles fit, rows of one sequence together.
+pub(super) fn paged_tiles(heads: Heads) -> Source {
+    Source {
+        headers: &[MMA],
+        ..source!(
+            "paged_attention/tensor_core",
+            format!("DIM={}", heads.dim),
+            format!("BLOCK={BLOCK_TOKENS}"),
+            format!("HG={}", shared_heads(heads))
+        )
+    }
 }
 
 /// Every file for an architecture, in the specialisations of the head widths that have their own: what the compile gate compiles.
@@ -222,7 +240,7 @@ pub fn all(arch: &str) -> Vec<Source> {
             kv: 2,
             dim,
         };
-        sources.push(paged_attention(heads));
+        sources.extend([paged_attention(heads), paged_tiles(heads)]);
         let mut attentions = vec![attention(heads), tensor_core_attention(heads)];
         if arch == "sm_90a" && has_hopper_attention(heads) {
             attentions.push(hopper_attention(heads));

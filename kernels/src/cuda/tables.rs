@@ -13,7 +13,8 @@ use std::ops::Range;
 /// Prompts of so many tokens are worth a tile of the tensor-core kernels.
 const WHOLE_PROMPT: usize = 32;
 
-/// On the device `[slots | rows | where their blocks begin | tokens they see | blocks]`, rows of prompts read whole last.
+/// On the device `[slots | rows | where their blocks begin | tokens they see | first row of the same sequence | blocks]`, rows of
+/// prompts read whole last.
 pub struct Tables {
     block: Block,
     slots: usize,
@@ -35,6 +36,7 @@ pub(super) struct Attending {
     pub(super) which: u64,
     pub(super) table: u64,
     pub(super) seen: u64,
+    pub(super) run: u64,
     pub(super) blocks: u64,
 }
 
@@ -44,6 +46,7 @@ struct Step {
     which: Vec<u32>,
     table: Vec<u32>,
     seen: Vec<u32>,
+    run: Vec<u32>,
     blocks: Vec<u32>,
     few: usize,
     whole: Vec<Range<usize>>,
@@ -61,6 +64,7 @@ impl Step {
             which: Vec::new(),
             table: Vec::new(),
             seen: Vec::new(),
+            run: Vec::new(),
             blocks: Vec::new(),
             few: 0,
             whole: whole.iter().map(|s| s.rows.clone()).collect(),
@@ -77,11 +81,13 @@ impl Step {
         let used = sequence.context.div_ceil(BLOCK_TOKENS);
         self.blocks
             .extend_from_slice(&sequence.blocks[..used.min(sequence.blocks.len())]);
+        let run = self.which.len() as u32;
         for row in sequence.rows.clone() {
             let seen = sequence.context - (sequence.rows.end - 1 - row);
             self.which.push(row as u32);
             self.table.push(start);
             self.seen.push(seen as u32);
+            self.run.push(run);
             self.longest[1] = self.longest[1].max(seen);
         }
     }
@@ -96,6 +102,7 @@ impl Step {
             &self.which,
             &self.table,
             &self.seen,
+            &self.run,
             &self.blocks,
         ]
         .concat()
@@ -120,7 +127,8 @@ impl Tables {
             which: at(self.slots),
             table: at(self.slots + self.rows),
             seen: at(self.slots + 2 * self.rows),
-            blocks: at(self.slots + 3 * self.rows),
+            run: at(self.slots + 3 * self.rows),
+            blocks: at(self.slots + 4 * self.rows),
         }
     }
 }

@@ -200,8 +200,8 @@ pub(crate) fn all() -> Vec<Case> {
             }
         }
     }
-    for dim in [16, 64, 128, 192, 576] {
-        for (query, kv) in [(1, 1), (4, 2), (8, 1), (9, 3)] {
+    for dim in [16, 64, 128, 192, 256, 576] {
+        for (query, kv) in [(1, 1), (4, 2), (8, 1), (9, 3), (14, 2), (32, 1)] {
             let contexts = vec![
                 (1, 1),
                 (64, 64),
@@ -211,6 +211,7 @@ pub(crate) fn all() -> Vec<Case> {
                 (200, 200),
                 (1, 1300),
                 (5, 514),
+                (40, 1100),
                 (1, 512),
                 (1, 16),
             ];
@@ -295,7 +296,10 @@ impl Case {
                 let few = spans.iter().all(|[queries, _]| queries.len() < 140);
                 matches!(heads.dim, 64 | 192) && heads.query == 4 && spans.len() == 3 && few
             }
-            Body::Paged { heads, .. } => matches!(heads.dim, 64 | 576) && heads.query == 4,
+            Body::Paged { heads, .. } => matches!(
+                (heads.dim, heads.query),
+                (64, 4 | 14) | (256, 8) | (576, 4)
+            ),
             Body::Head { rows, hidden, .. } => *rows == 7 && hidden.is_some(),
             Body::AdamW { count } | Body::SumSquares { count } => matches!(count, 1000 | 1003),
             Body::Family(body) => body.is_quick(),

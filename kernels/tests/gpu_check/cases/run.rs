@@ -428,7 +428,26 @@ impl Body {
                 o.kv_write(&mut cache, 1, &newest, heads, &tables)?;
                 let scale = (heads.dim as f64).powf(-0.5);
                 let y = o.attention_paged(&cache, 1, &newest, heads, &tables, scale)?;
-                out.tensor("o", &y)
+                out.tensor("o", &y)?;
+                // Prompts read whole stay so: they are other kernels' work on a GPU.
+                let alone: Vec<_> = sequences
+                    .iter()
+                    .flat_map(|s| {
+                        let whole = s.rows.len() == s.context;
+                        let step = if whole { s.rows.len() } else { 1 };
+                        s.rows.clone().step_by(step).map(move |row| PagedSequence {
+                            rows: row..row + step,
+                            context: s.context + row + step - s.rows.end,
+                            blocks: s.blocks,
+                        })
+                    })
+                    .collect();
+                let tables = o.tables(&slots, &alone, 0)?;
+                let again = o.attention_paged(&cache, 1, &newest, heads, &tables, scale)?;
+                let (among, by_itself) = (o.read(&y)?, o.read(&again)?);
+                let changed = among.iter().zip(&by_itself).filter(|(a, b)| a != b).count();
+                out.put("numbers that other rows change", Kind::Exact, vec![changed as f64]);
+                Ok(())
             }
             Self::SwiGlu { rows, cols } => {
                 let (x, da) = (tensor(o, 1, rows, 2 * cols)?, tensor(o, 2, rows, cols)?);
