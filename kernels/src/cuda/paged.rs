@@ -47,9 +47,14 @@ impl Cuda {
         ];
         whole_vectors("kv_write", heads.dim)?;
         let (grid, threads) = Self::by_row(qkv.rows, heads.kv * heads.dim);
-        let source = sources::paged_attention(heads);
-        self.device
-            .launch(&source, "kv_write", grid, threads, 0, &args)
+        self.device.launch(
+            &sources::paged_cache(heads),
+            "kv_write",
+            grid,
+            threads,
+            0,
+            &args,
+        )
     }
 
     pub(super) fn paged_attention(
@@ -91,7 +96,6 @@ impl Cuda {
         let (keys, values) = (cache.keys.ptr + offset, cache.values.ptr + offset);
         let head_groups = heads.query / sources::shared_heads(heads);
         let grid = (rows as u32, head_groups as u32, splits as u32);
-        let source = sources::paged_attention(heads);
         let of_rows = [qkv.block.ptr, which, keys, values, blocks, table, seen].map(Ptr);
         let to = [out.block.ptr, parts].map(Ptr);
         let shape = [
@@ -101,12 +105,13 @@ impl Cuda {
         ];
         if apart {
             let args = [&of_rows[..], &[Ptr(run)], &to, &[Int(rows as i32)], &shape].concat();
-            let tiles = sources::paged_tiles(heads);
+            let source = sources::paged_tiles(heads);
             let (threads, shared) = tile_sizes(heads);
             self.device
-                .launch(&tiles, "attention_tiles", grid, threads, shared, &args)?;
+                .launch(&source, "attention_tiles", grid, threads, shared, &args)?;
         } else {
             let args = [&of_rows[..], &to, &shape].concat();
+            let source = sources::paged_rows(heads);
             self.device
                 .launch(&source, "attention_paged", grid, 128, 0, &args)?;
         }
@@ -120,6 +125,7 @@ impl Cuda {
                 Int(heads.query as i32),
             ];
             let grid = (rows as u32, heads.query as u32, 1);
+            let source = sources::paged_cache(heads);
             self.device
                 .launch(&source, "attention_merge", grid, 128, 0, &args)?;
         }
@@ -129,8 +135,7 @@ impl Cuda {
 
 /// Threads of a block of the tiles' kernel and bytes for what they are ahead, as in it.
 fn tile_sizes(heads: Heads) -> (u32, u32) {
-    const STAGES: usize = 3;
-    let warps = if heads.dim > 128 { 2 } else { 4 };
-    let ahead = warps * STAGES * 2 * BLOCK_TOKENS * heads.dim * 2;
+    let (warps, stages) = if heads.dim > 128 { (2, 2) } else { (4, 3) };
+    let ahead = warps * stages * 2 * BLOCK_TOKENS * heads.dim * 2;
     (32 * warps as u32, ahead as u32)
 }

@@ -190,9 +190,19 @@ pub(super) fn shared_heads(heads: Heads) -> usize {
         .unwrap_or(1)
 }
 
-pub(super) fn paged_attention(heads: Heads) -> Source {
+/// What writes to the cache, and what adds up the parts of long rows.
+pub(super) fn paged_cache(heads: Heads) -> Source {
     source!(
         "paged_attention/kernel",
+        format!("DIM={}", heads.dim),
+        format!("BLOCK={BLOCK_TOKENS}")
+    )
+}
+
+/// Attention to the cache, row by row.
+pub(super) fn paged_rows(heads: Heads) -> Source {
+    source!(
+        "paged_attention/scalar",
         format!("DIM={}", heads.dim),
         format!("BLOCK={BLOCK_TOKENS}"),
         format!("LANES={}", lanes_of_head(heads).min(32)),
@@ -219,6 +229,12 @@ pub fn all(arch: &str) -> Vec<Source> {
     sources.extend([8, 128, 256].map(routing));
     sources.extend([2, 4, 8].map(exchange));
     sources.push(causal_conv(4));
+    let compressed = Heads {
+        query: 16,
+        kv: 1,
+        dim: 576,
+    };
+    sources.extend([paged_cache(compressed), paged_rows(compressed)]);
     let heads = DeltaHeads {
         keys: 16,
         values: 32,
@@ -240,7 +256,7 @@ pub fn all(arch: &str) -> Vec<Source> {
             kv: 2,
             dim,
         };
-        sources.extend([paged_attention(heads), paged_tiles(heads)]);
+        sources.extend([paged_cache(heads), paged_tiles(heads)]);
         let mut attentions = vec![attention(heads), tensor_core_attention(heads)];
         if arch == "sm_90a" && has_hopper_attention(heads) {
             attentions.push(hopper_attention(heads));

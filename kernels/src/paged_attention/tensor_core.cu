@@ -1,6 +1,6 @@
-// The same on tensor cores, for heads that their tiles fit. The 16 rows of a product are ROWS rows of one sequence times the HG query
-// heads that share a key head: keys and values are read once for all of them. A thread block looks at SPLIT keys, a warp at one
-// cache block of 16 at a time; each warp asks for its blocks STAGES - 1 ahead and waits for nobody else.
+// Attention to the cache on tensor cores (mma.sync m16n8k16, sm_80 and later). The 16 rows of a product are ROWS rows of one sequence
+// times the HG query heads that share a key head: keys and values are read once for all of them. A thread block looks at SPLIT
+// keys, a warp at one cache block of 16 at a time; each warp asks for its blocks STAGES - 1 ahead and waits for nobody else.
 //
 // A row's sums run in an order that depends on how many keys it sees and on nothing else, whatever rows share its tile.
 #ifndef DIM
@@ -10,9 +10,7 @@
 #endif
 #define ROWS (16 / HG)
 #define WARPS (DIM > 128 ? 2 : 4)
-#ifndef STAGES
-#define STAGES 3
-#endif
+#define STAGES (DIM > 128 ? 2 : 3)
 #define CHUNKS (DIM / 8)
 #define TILE (BLOCK * DIM * 2)  // bytes
 #define SPLIT (32 * BLOCK)      // a lane knows one block's number
@@ -27,7 +25,7 @@ __device__ __forceinline__ u32 place(u32 tile, int row, int chunk) {
 }
 
 // which[i]: a row of qkv; seen[i]: keys it attends to; table[i]: where its sequence's block list starts in `blocks`; run[i]: the first
-// row of the same sequence, whose rows follow one another. parts: [rows, nq, splits, PART], as ./kernel.cu has them.
+// row of the same sequence, whose rows follow one another. parts: [rows, nq, splits, PART], sums of values and then (largest score, sum of weights).
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
 attention_tiles(const u16* qkv, const u32* which, const u16* kc, const u16* vc, const u32* blocks, const u32* table,
                 const u32* seen, const u32* run, u16* o, float* parts, int rows, int nq, int nkv, float scale) {

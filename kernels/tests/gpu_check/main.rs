@@ -1,7 +1,8 @@
 //! Every operation on the GPU against the CPU in f64, and how fast each is, in one table.
 //!
 //! `cargo test -p slime-kernels --test gpu_check` checks; with `-- --bench` it times too, with `-- --large` it also runs
-//! shapes of more than 2³¹ elements, with `-- attention rms` it checks only operations whose names contain one of the words.
+//! shapes of more than 2³¹ elements, with `-- attention rms:128` it checks only operations whose names contain
+//! one of the words, and of the second only shapes that contain what comes after the colon.
 //! On a machine without a GPU the kernels run on an emulated one, a few cases of each unless words name some; where not even that
 //! can be built it says so and passes. Read `parity.rs` for what is compared, `bench.rs` for what is timed.
 #![allow(

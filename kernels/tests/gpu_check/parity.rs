@@ -25,8 +25,8 @@ fn error(got: &[f64], want: &[f64]) -> f64 {
     (difference / size.max(1e-6)).sqrt()
 }
 
-/// Prints a line a result and returns how many are wrong. With `words`, only of operations whose names contain one; of the
-/// others only the `quick` ones where that is asked for.
+/// Prints a line a result and returns how many are wrong. With `words`, only of operations whose names contain one (and, after a
+/// colon, whose shapes contain the rest); of the others only the `quick` ones where that is asked for.
 pub(crate) fn check(cuda: &Cuda, words: &[String], quick: bool) -> usize {
     let cpu = Cpu::<f64>::new();
     let mut failures = 0;
@@ -36,7 +36,10 @@ pub(crate) fn check(cuda: &Cuda, words: &[String], quick: bool) -> usize {
     );
     let wanted = |case: &Case| match words {
         [] => !quick || case.is_quick(),
-        words => words.iter().any(|word| case.op.contains(&**word)),
+        words => words.iter().any(|word| {
+            let (op, shape) = word.split_once(':').unwrap_or((word, ""));
+            case.op.contains(op) && case.shape.contains(shape)
+        }),
     };
     for case in cases::all().iter().filter(|case| wanted(case)) {
         let Case { op, shape, .. } = case;

@@ -296,10 +296,9 @@ impl Case {
                 let few = spans.iter().all(|[queries, _]| queries.len() < 140);
                 matches!(heads.dim, 64 | 192) && heads.query == 4 && spans.len() == 3 && few
             }
-            Body::Paged { heads, .. } => matches!(
-                (heads.dim, heads.query),
-                (64, 4 | 14) | (256, 8) | (576, 4)
-            ),
+            Body::Paged { heads, .. } => {
+                matches!((heads.dim, heads.query), (64, 4 | 14) | (256, 8) | (576, 4))
+            }
             Body::Head { rows, hidden, .. } => *rows == 7 && hidden.is_some(),
             Body::AdamW { count } | Body::SumSquares { count } => matches!(count, 1000 | 1003),
             Body::Family(body) => body.is_quick(),

@@ -446,7 +446,11 @@ impl Body {
                 let again = o.attention_paged(&cache, 1, &newest, heads, &tables, scale)?;
                 let (among, by_itself) = (o.read(&y)?, o.read(&again)?);
                 let changed = among.iter().zip(&by_itself).filter(|(a, b)| a != b).count();
-                out.put("numbers that other rows change", Kind::Exact, vec![changed as f64]);
+                out.put(
+                    "numbers that other rows change",
+                    Kind::Exact,
+                    vec![changed as f64],
+                );
                 Ok(())
             }
             Self::SwiGlu { rows, cols } => {
