@@ -7,6 +7,7 @@
 //! step_40/critic*.safetensors      the same of a critic, where the algorithm has one, and of its value head
 //! ```
 //!
+//! What takes more than 8 GiB is in up to four files, numbered as HF does it: `optimizer-00001-of-00004.safetensors`.
 //! Several ranks write `rank_<n>.safetensors` each instead, and the index says which file has which piece of a tensor
 //! ([`pieces`]); any number of ranks loads either. There a critic's names begin with `critic/`.
 //!

@@ -5,7 +5,7 @@
 //! tensor. Read [`super`] for the directory.
 
 use super::critic::FILES;
-use super::tensors::{Data, Raw, dtype};
+use super::tensors::{Data, Raw, dtype, found};
 use super::{CRITIC, MODEL, OPTIMIZER, prefix};
 use crate::optim::Optimizer;
 use crate::optim::precision::Precision;
@@ -53,6 +53,13 @@ pub fn as_matrix(shape: &[usize]) -> (usize, usize) {
     }
 }
 
+pub(crate) fn file_name(path: &Path) -> String {
+    path.file_name()
+        .unwrap_or_default()
+        .to_string_lossy()
+        .into()
+}
+
 /// A checkpoint's tensors.
 pub struct Library {
     dir: PathBuf,
@@ -73,17 +80,21 @@ impl Library {
         };
         if library.table.is_empty() {
             let critic = FILES.iter().flat_map(|(model, moments)| [*model, *moments]);
-            let critic = critic.filter(|file| dir.join(file).exists());
-            let critic = critic.map(|file| (file, CRITIC));
-            for (file, prefix) in [(MODEL, ""), (OPTIMIZER, "")].into_iter().chain(critic) {
-                let raw = Raw::open(&dir.join(file))?;
+            let critic = critic.flat_map(|file| found(&dir.join(file)));
+            let critic = critic.filter(|path| path.exists());
+            let policy = [MODEL, OPTIMIZER].into_iter();
+            let policy = policy.flat_map(|file| found(&dir.join(file)));
+            let critic = critic.map(|path| (path, CRITIC));
+            for (path, prefix) in policy.map(|path| (path, "")).chain(critic) {
+                let raw = Raw::open(&path)?;
+                let file = file_name(&path);
                 for name in raw.metadata.offset_keys() {
                     let Some(info) = raw.metadata.info(&name) else {
                         continue;
                     };
                     let (rows, cols) = as_matrix(&info.shape);
                     let piece = Piece {
-                        file: file.into(),
+                        file: file.clone(),
                         name: name.clone(),
                         rows: [0, rows],
                         cols: [0, cols],
@@ -94,7 +105,7 @@ impl Library {
                     };
                     library.table.insert(format!("{prefix}{name}"), entry);
                 }
-                library.open.insert(file.into(), raw);
+                library.open.insert(file, raw);
             }
         }
         Ok(library)

@@ -7,14 +7,15 @@
 use super::critic::RankCritic;
 use super::mesh::Mesh;
 use super::rank::Rank;
+use super::shard::Block;
 use super::stage::Stage;
 use super::trainer::{ParallelTrainer, Training};
 use super::zero::Zero;
 use crate::Result;
 use crate::checkpoint::dir::Staging;
 use crate::checkpoint::identity::Identity;
-use crate::checkpoint::pieces::{Entry, Library, Piece, Table};
-use crate::checkpoint::tensors::{Data, write_pieces};
+use crate::checkpoint::pieces::{Entry, Library, Piece, Table, file_name};
+use crate::checkpoint::tensors::{Data, Writer, write_files};
 use crate::checkpoint::{
     CRITIC, Counters, FORMATS, INDEX, Index, MASTER, MOMENTS, prefix, read_float, read_weight,
 };
@@ -22,17 +23,17 @@ use crate::optim::precision::Precision;
 use slime_core::Step;
 use slime_kernels::Ops;
 use slime_model::ParamSpec;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// A piece to be written, and its elements.
-struct Held {
+/// A piece that this rank writes.
+struct Own {
     /// The whole tensor's name and shape.
     name: String,
     shape: Vec<usize>,
     rows: [usize; 2],
     cols: [usize; 2],
-    data: Data,
 }
 
 /// Parameters that a rank has a part of, with their optimizer, and what their tensors' names begin with.
@@ -42,27 +43,14 @@ struct Part<'a, O: Ops> {
     prefix: &'static str,
 }
 
+/// Where the pieces of one set of parameters begin among all that are announced, by parameter.
+type Starts = Vec<usize>;
+
 impl<O: Ops> Part<'_, O> {
-    /// Cut what this rank writes of a parameter, `held: [elements of its shard]`.
-    fn pieces(&self, param: usize, prefix: &str, held: &Data) -> Vec<Held> {
-        let spec = &self.stage.params[param];
-        let own = self.stage.shards[param]
-            .ranges()
-            .filter(|(block, _)| !block.is_copy);
-        own.map(|(block, at)| {
-            let part = &spec.parts[block.part];
-            Held {
-                name: format!("{}{prefix}{}", self.prefix, part.name),
-                shape: part.shape.clone(),
-                rows: [block.rows.start, block.rows.end],
-                cols: [block.cols.start, block.cols.end],
-                data: match held {
-                    Data::F32(data) => Data::F32(data[at].to_vec()),
-                    Data::F64(data) => Data::F64(data[at].to_vec()),
-                },
-            }
-        })
-        .collect()
+    /// Blocks that this rank writes of a parameter, and where their elements lie in its shard.
+    fn blocks(&self, param: usize) -> impl Iterator<Item = (&Block, Range<usize>)> {
+        let all = self.stage.shards[param].ranges();
+        all.filter(|(block, _)| !block.is_copy)
     }
 
     fn writes(&self, mesh: &Mesh<O>, param: usize) -> bool {
@@ -71,34 +59,47 @@ impl<O: Ops> Part<'_, O> {
         !shard.is_empty() && param % group.size() == group.rank()
     }
 
-    /// Its weights, and its states.
-    fn held(&self, ops: &O, mesh: &Mesh<O>) -> Result<[Vec<Held>; 2]> {
-        let wide = Precision::of_weights(ops)? == Precision::Double;
-        let mut pieces = Vec::new();
-        for (param, weight) in self.stage.weights.0.iter().enumerate() {
-            if self.writes(mesh, param) {
-                pieces.extend(self.pieces(param, "", &read_weight(ops, weight, wide)?));
+    /// Add what this rank writes of every parameter under a prefix.
+    fn announce(&self, mesh: &Mesh<O>, prefix: &str, to: &mut Vec<Own>) -> Starts {
+        let mut starts = Starts::new();
+        for (param, spec) in self.stage.params.iter().enumerate() {
+            starts.push(to.len());
+            if !self.writes(mesh, param) {
+                continue;
             }
+            to.extend(self.blocks(param).map(|(block, _)| {
+                let part = &spec.parts[block.part];
+                Own {
+                    name: format!("{}{prefix}{}", self.prefix, part.name),
+                    shape: part.shape.clone(),
+                    rows: [block.rows.start, block.rows.end],
+                    cols: [block.cols.start, block.cols.end],
+                }
+            }));
         }
-        let wide = Precision::of_accumulators(ops)? == Precision::Double;
-        let mut moments = Vec::new();
+        starts
+    }
+
+    /// Put the pieces of a parameter, `held: [elements of its shard]`.
+    fn put(&self, writer: &Writer, starts: &Starts, param: usize, held: &Data) {
+        for (i, (_, at)) in self.blocks(param).enumerate() {
+            let data = match held {
+                Data::F32(data) => Data::F32(data[at].to_vec()),
+                Data::F64(data) => Data::F64(data[at].to_vec()),
+            };
+            // A disk that fails is told of in the end: until then other ranks need this one.
+            writer.put(starts[param] + i, data);
+        }
+    }
+
+    fn prefixes(&self, ops: &O) -> Result<&'static [&'static str]> {
         let has_master = self.optimizer.segments.iter().any(|s| s.master.is_some());
-        let prefixes: &[&str] =
+        Ok(
             match has_master || Precision::of_weights(ops)? == Precision::Rounded {
                 true => &[MOMENTS[0], MOMENTS[1], MASTER],
                 false => &MOMENTS,
-            };
-        for (which, prefix) in prefixes.iter().enumerate() {
-            let take = |param, float: &O::Float| {
-                if self.writes(mesh, param) {
-                    moments.extend(self.pieces(param, prefix, &read_float(ops, float, wide)?));
-                }
-                Ok(())
-            };
-            self.optimizer
-                .each_whole(ops, self.stage, mesh, which, take)?;
-        }
-        Ok([pieces, moments])
+            },
+        )
     }
 }
 
@@ -149,26 +150,25 @@ fn take_part<O: Ops>(
 }
 
 impl<O: Ops> RankCritic<O> {
-    /// The value head and its states, which every rank has whole.
-    fn held_head(&self, ops: &O) -> Result<[Vec<Held>; 2]> {
+    /// The value head and its states, which every rank has whole: what they are, and their elements.
+    fn held_head(&self, ops: &O) -> Result<[Vec<(Own, Data)>; 2]> {
         let wide = Precision::of_weights(ops)? == Precision::Double;
         let wide_float = Precision::of_accumulators(ops)? == Precision::Double;
-        let whole = |param: &ParamSpec, prefix: &str, data| Held {
+        let whole = |param: &ParamSpec, prefix: &str| Own {
             name: format!("{CRITIC}{prefix}{}", param.name),
             shape: param.parts[0].shape.clone(),
             rows: [0, param.rows],
             cols: [0, param.cols],
-            data,
         };
         let (mut weights, mut states) = (Vec::new(), Vec::new());
         let optimizer = &self.head_optimizer;
         for (i, param) in self.head_params.iter().enumerate() {
             let weight = read_weight(ops, &self.head.0[i], wide)?;
-            weights.push(whole(param, "", weight));
+            weights.push((whole(param, ""), weight));
             let master = optimizer.master.as_ref().map(|all| (MASTER, &all[i]));
             let moments = [(MOMENTS[0], &optimizer.m[i]), (MOMENTS[1], &optimizer.v[i])];
             for (prefix, state) in moments.into_iter().chain(master) {
-                states.push(whole(param, prefix, read_float(ops, state, wide_float)?));
+                states.push((whole(param, prefix), read_float(ops, state, wide_float)?));
             }
         }
         Ok([weights, states])
@@ -184,40 +184,73 @@ impl<O: Ops> Rank<O> {
         }
     }
 
-    /// Write this rank's pieces into `dir` → their places.
+    /// Write this rank's pieces into `dir` → their places. A few tensors are in memory at a time.
     ///
     /// # Errors
     /// The disk, a rank or the device failed.
     pub(super) fn write(&self, dir: &Path) -> Result<Table> {
         let (ops, mesh) = (&*self.ops, &self.mesh);
-        let policy = Part {
+        let mut parts = vec![Part {
             stage: &self.stage,
             optimizer: &self.optimizer,
             prefix: "",
+        }];
+        parts.extend(self.critic.as_ref().map(|critic| Part {
+            stage: &critic.stage,
+            optimizer: &critic.optimizer,
+            prefix: CRITIC,
+        }));
+        let rank = mesh.place.rank;
+        let head = self.critic.as_ref().filter(|_| rank == 0);
+        let [head_weights, head_states] = match head {
+            Some(critic) => critic.held_head(ops)?,
+            None => [Vec::new(), Vec::new()],
         };
-        let [mut weights, mut states] = policy.held(ops, mesh)?;
-        if let Some(critic) = &self.critic {
-            let part = Part {
-                stage: &critic.stage,
-                optimizer: &critic.optimizer,
-                prefix: CRITIC,
-            };
-            let mut sets = vec![part.held(ops, mesh)?];
-            if mesh.place.rank == 0 {
-                sets.push(critic.held_head(ops)?);
+        let path = |what| dir.join(format!("rank_{rank}{what}.safetensors"));
+        let mut table = Table::new();
+
+        let wide = Precision::of_weights(ops)? == Precision::Double;
+        let mut own = Vec::new();
+        let starts: Vec<Starts> =
+            (parts.iter().map(|part| part.announce(mesh, "", &mut own))).collect();
+        write_own(&path(""), own, head_weights, wide, &mut table, |writer| {
+            for (part, starts) in parts.iter().zip(&starts) {
+                for (param, weight) in part.stage.weights.0.iter().enumerate() {
+                    if part.writes(mesh, param) {
+                        part.put(writer, starts, param, &read_weight(ops, weight, wide)?);
+                    }
+                }
             }
-            for [more, more_states] in sets {
-                weights.extend(more);
-                states.extend(more_states);
+            Ok(())
+        })?;
+
+        let wide = Precision::of_accumulators(ops)? == Precision::Double;
+        let (mut own, mut sets) = (Vec::new(), Vec::new());
+        for part in &parts {
+            for (which, prefix) in part.prefixes(ops)?.iter().enumerate() {
+                sets.push((part, which, part.announce(mesh, prefix, &mut own)));
             }
         }
-        let mut table = Table::new();
-        let rank = mesh.place.rank;
-        let wide = Precision::of_weights(ops)? == Precision::Double;
-        let wide_float = Precision::of_accumulators(ops)? == Precision::Double;
-        let names = ["", "_optimizer"].map(|what| format!("rank_{rank}{what}.safetensors"));
-        write_file(dir, &names[0], weights, wide, &mut table)?;
-        write_file(dir, &names[1], states, wide_float, &mut table)?;
+        write_own(
+            &path("_optimizer"),
+            own,
+            head_states,
+            wide,
+            &mut table,
+            |writer| {
+                for (part, which, starts) in &sets {
+                    let take = |param, float: &O::Float| {
+                        if part.writes(mesh, param) {
+                            part.put(writer, starts, param, &read_float(ops, float, wide)?);
+                        }
+                        Ok(())
+                    };
+                    part.optimizer
+                        .each_whole(ops, part.stage, mesh, *which, take)?;
+                }
+                Ok(())
+            },
+        )?;
         Ok(table)
     }
 
@@ -250,38 +283,48 @@ impl<O: Ops> Rank<O> {
     }
 }
 
-fn write_file(
-    dir: &Path,
-    file: &str,
-    pieces: Vec<Held>,
+/// Write the announced pieces, which `feed` puts, and a few that are there already.
+fn write_own(
+    path: &Path,
+    mut own: Vec<Own>,
+    there: Vec<(Own, Data)>,
     wide: bool,
     table: &mut Table,
+    feed: impl FnOnce(&Writer) -> Result<()>,
 ) -> Result<()> {
-    let mut names = Vec::with_capacity(pieces.len());
-    let mut data = Vec::with_capacity(pieces.len());
-    for piece in pieces {
+    let first = own.len();
+    let (more, there): (Vec<_>, Vec<_>) = there.into_iter().unzip();
+    own.extend(more);
+    let named = |piece: &Own| {
         let ([r0, r1], [c0, c1]) = (piece.rows, piece.cols);
-        let name = format!("{}[{r0}:{r1},{c0}:{c1}]", piece.name);
         let shape = match piece.shape.len() {
             1 => vec![c1 - c0],
             _ => vec![r1 - r0, c1 - c0],
         };
+        vec![(format!("{}[{r0}:{r1},{c0}:{c1}]", piece.name), shape)]
+    };
+    let announced: Vec<_> = own.iter().map(named).collect();
+    let files = write_files(path, &announced, wide, |writer| {
+        feed(writer)?;
+        for (i, data) in there.into_iter().enumerate() {
+            writer.put(first + i, data);
+        }
+        Ok(())
+    })?;
+    for ((piece, named), file) in own.into_iter().zip(announced).zip(files) {
         let entry = table.entry(piece.name).or_insert_with(|| Entry {
             shape: piece.shape,
             pieces: Vec::new(),
         });
+        let (name, _) = named.into_iter().next().expect("each is one piece");
         entry.pieces.push(Piece {
-            file: file.into(),
-            name: name.clone(),
+            file: file_name(&file),
+            name,
             rows: piece.rows,
             cols: piece.cols,
         });
-        names.push((name, shape));
-        data.push(Some(piece.data));
     }
-    write_pieces(&dir.join(file), &names, wide, |i| {
-        Ok(data[i].take().expect("each piece is written once"))
-    })
+    Ok(())
 }
 
 /// The index of a checkpoint of which every rank wrote what its table says.
