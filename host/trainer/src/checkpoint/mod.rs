@@ -18,12 +18,12 @@ mod critic;
 pub mod dir;
 pub mod identity;
 pub mod pieces;
+mod sets;
 pub mod tensors;
 
 pub use dir::{commit, keep_last, latest, steps};
 
 use crate::critic::CriticProgress;
-use crate::optim::precision::Precision;
 use crate::optim::{Progress, State};
 use crate::trainer::Trainer;
 use crate::{Error, Result};
@@ -31,11 +31,12 @@ use dir::Staging;
 use identity::Identity;
 use pieces::{Library, Table};
 use serde::{Deserialize, Serialize};
+use sets::{load_set, save_set};
 use slime_core::Step;
 use slime_kernels::Ops;
 use slime_model::{ModelSpec, ParamSpec};
 use std::path::Path;
-use tensors::{Data, Reader};
+use tensors::Data;
 
 pub(crate) const INDEX: &str = "index.json";
 const MODEL: &str = "model.safetensors";
@@ -134,24 +135,10 @@ impl<O: Ops> Trainer<O> {
     /// The disk failed or is full; what was there before is then still there.
     pub fn save(&self, dir: &Path, step: Step) -> Result<()> {
         let staging = Staging::new(dir)?;
-        let params = self.network.params();
-        let (ops, weights) = (&*self.ops, &self.network.weights().0);
-        let wide = Precision::of_weights(ops)? == Precision::Double;
-        tensors::write(&staging.path().join(MODEL), params, &[""], wide, |_, i| {
-            read_weight(ops, &weights[i], wide)
-        })?;
-        let optimizer = &self.optimizer;
-        let wide = Precision::of_accumulators(ops)? == Precision::Double;
-        let mut prefixes = MOMENTS.to_vec();
-        let mut sets = vec![&optimizer.m, &optimizer.v];
-        if let Some(master) = &optimizer.master {
-            prefixes.push(MASTER);
-            sets.push(master);
-        }
-        let path = staging.path().join(OPTIMIZER);
-        tensors::write(&path, params, &prefixes, wide, |set, i| {
-            read_float(ops, &sets[set][i], wide)
-        })?;
+        let (params, optimizer) = (self.network.params(), &self.optimizer);
+        let files = [MODEL, OPTIMIZER].map(|file| staging.path().join(file));
+        let weights = self.network.weights();
+        save_set(&*self.ops, params, weights, optimizer, &files)?;
         if let Some(critic) = &self.critic {
             critic.save(staging.path())?;
         }
@@ -182,24 +169,9 @@ impl<O: Ops> Trainer<O> {
             return self.load_pieces(dir, index);
         }
         let ops = self.ops.clone();
-        let wide = Precision::of_weights(&*ops)? == Precision::Double;
-        let mut model = Reader::open(&dir.join(MODEL), &params, &[""], wide)?;
-        let wide = Precision::of_accumulators(&*ops)? == Precision::Double;
-        let mut prefixes = MOMENTS.to_vec();
-        if self.optimizer.master.is_some() {
-            prefixes.push(MASTER);
-        }
-        let mut optimizer = Reader::open(&dir.join(OPTIMIZER), &params, &prefixes, wide)?;
-        for (i, param) in params.iter().enumerate() {
-            self.network.weights_mut().0[i] = match model.read(param, "")? {
-                Data::F32(data) => ops.tensor(param.rows, param.cols, &data)?,
-                Data::F64(data) => ops.tensor_f64(param.rows, param.cols, &data)?,
-            };
-            let weight = &self.network.weights().0[i];
-            self.optimizer.restore(&*ops, i, weight, |state| {
-                optimizer.read(param, prefix(state))
-            })?;
-        }
+        let files = [MODEL, OPTIMIZER].map(|file| dir.join(file));
+        let weights = self.network.weights_mut();
+        load_set(&*ops, &params, weights, &mut self.optimizer, &files)?;
         if let (Some(critic), Some(progress)) = (&mut self.critic, index.critic) {
             critic.load(dir)?;
             critic.set_progress(progress);

@@ -251,3 +251,50 @@ fn pitfall_16_a_checkpoint_holds_no_padding() {
     }
     assert_eq!(bytes, 3 * 4 * elements);
 }
+
+/// Run by the next test in a process of its own, whose files may not grow beyond a few kilobytes.
+#[test]
+#[ignore = "needs the file size limit that its parent sets"]
+fn ranks_save_under_a_file_size_limit() {
+    let dir = std::env::var("CHECKPOINT_DIR").unwrap();
+    let mut trainer = fresh(TOY, &sizes(1, 1, 1, 2));
+    trainer.train(&mixed()).unwrap();
+    let error = trainer.save(Path::new(&dir), Step(2)).unwrap_err();
+    let text = error.to_string();
+    assert!(text.contains("rank_"), "{text}");
+}
+
+#[cfg(unix)]
+#[test]
+fn i08_a_disk_full_of_ranks_leaves_the_old_checkpoint_and_hangs_nobody() {
+    let root = tempfile::tempdir().unwrap();
+    let at = root.path().join("step_1");
+    let trainer = fresh(TOY, &sizes(1, 1, 1, 2));
+    let before = bits(TOY, &trainer, &at);
+    let status = std::process::Command::new("sh")
+        .args([
+            "-c",
+            "trap '' XFSZ; ulimit -f 8; exec \"$0\" --ignored --exact reshard::ranks_save_under_a_file_size_limit",
+        ])
+        .arg(std::env::current_exe().unwrap())
+        .env("CHECKPOINT_DIR", &at)
+        .stdout(std::process::Stdio::null())
+        .status()
+        .unwrap();
+    assert!(
+        status.success(),
+        "the save did not fail as a full disk makes it fail"
+    );
+    let mut again = fresh(TOY, &sizes(1, 1, 1, 2));
+    assert_eq!(again.load(&at).unwrap(), Step(7));
+    assert!(bits(TOY, &again, &at) == before);
+    let names = std::fs::read_dir(root.path()).unwrap();
+    let hidden = names.filter(|e| {
+        e.as_ref()
+            .unwrap()
+            .file_name()
+            .to_string_lossy()
+            .starts_with('.')
+    });
+    assert_eq!(hidden.count(), 0, "what was begun is gone");
+}
