@@ -17,8 +17,6 @@
 #define PART (DIM + 2)
 #define LOG2E 1.4426950408889634f
 
-extern __shared__ __align__(16) u8 memory[];
-
 // Where a row's 16-byte chunk is: permuted, so that the 8 rows of an ldmatrix fall into different banks.
 __device__ __forceinline__ u32 place(u32 tile, int row, int chunk) {
   return tile + (row * CHUNKS + (chunk ^ (row & 7))) * 16;
@@ -29,6 +27,7 @@ __device__ __forceinline__ u32 place(u32 tile, int row, int chunk) {
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
 attention_tiles(const u16* qkv, const u32* which, const u16* kc, const u16* vc, const u32* blocks, const u32* table,
                 const u32* seen, const u32* run, u16* o, float* parts, int rows, int nq, int nkv, float scale) {
+  extern __shared__ __align__(16) u8 memory[];
   int i = blockIdx.x, h0 = blockIdx.y * HG, g = h0 / (nq / nkv);
   if ((i - (int)run[i]) % ROWS) return;
   int count = 1;
