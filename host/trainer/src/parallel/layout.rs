@@ -110,7 +110,6 @@ impl ParallelConfig {
             ("tp", self.tensor_model_parallel_size),
             ("cp", self.context_parallel_size),
             ("ep", self.expert_model_parallel_size),
-            ("etp", self.expert_tensor_parallel_size.unwrap_or(1)),
             ("dp", self.data_parallel_size),
             ("pp", self.pipeline_model_parallel_size),
             ("vpp", self.virtual_pipeline_model_parallel_size),
@@ -120,6 +119,10 @@ impl ParallelConfig {
             .filter(|(_, n)| *n > 1)
             .map(|(name, n)| format!("{name}{n}"))
             .collect();
+        // Without a word experts are split as everything else.
+        let otherwise = |n: &usize| *n != self.tensor_model_parallel_size;
+        let etp = self.expert_tensor_parallel_size.filter(otherwise);
+        words.extend(etp.map(|n| format!("etp{n}")));
         if self.sequence_parallel {
             words.push("sp".into());
         }
@@ -188,12 +191,22 @@ mod tests {
     fn a_layout_in_words_leaves_the_rest_to_data_parallel_ranks() {
         let parallel = ParallelConfig::from_words("tp4, pp8,ep32,etp1,last9", 512).unwrap();
         assert_eq!((parallel.world(), parallel.data_parallel_size), (512, 16));
-        assert_eq!(parallel.short(), "tp4 ep32 dp16 pp8 sp");
+        assert_eq!(parallel.short(), "tp4 ep32 dp16 pp8 etp1 sp");
         assert_eq!(parallel.decoder_last_pipeline_num_layers, Some(9));
         for (said, wrong) in [("tp", "no size"), ("xp2", "no axis"), ("tp3", "divide 512")] {
             let message = ParallelConfig::from_words(said, 512).unwrap_err();
             assert!(message.contains(wrong), "{message}");
         }
+    }
+
+    #[test]
+    fn layouts_whose_experts_are_split_otherwise_are_called_otherwise() {
+        let short = |words| ParallelConfig::from_words(words, 16).unwrap().short();
+        assert_eq!(short("tp2,ep4"), "tp2 ep4 dp8 sp");
+        assert_eq!(short("tp2,ep4,etp2"), "tp2 ep4 dp8 sp");
+        assert_eq!(short("tp2,ep4,etp1"), "tp2 ep4 dp8 etp1 sp");
+        assert_eq!(short("ep4,etp1"), "ep4 dp16");
+        assert_eq!(short("ep4,etp2"), "ep4 dp16 etp2");
     }
 
     #[test]
