@@ -4,8 +4,9 @@
 
 Makes a random model of that shape in OUT/model (hidden, feed-forward, layers, query heads, key heads of 128), serves it with
 `slime-host serve` and then with SGLang, launched as `--sglang` says (`'["python3", "-m", "sglang.launch_server",
-"--skip-tokenizer-init", "--mem-fraction-static", "0.8"]'`; the model and the port are added). A row is requests, prompt tokens and answer tokens; each runs twice, after eight short requests. A line of JSON a run, a table at the
-end. Needs torch, transformers and aiohttp; `--device cpu` serves small shapes without a GPU.
+"--skip-tokenizer-init", "--mem-fraction-static", "0.8"]'`; the model and the port are added). A row is requests, prompt tokens
+and answer tokens; each runs twice, after eight short requests. A line of JSON a run, a table at the end. Needs torch,
+transformers and aiohttp; `--device cpu` serves small shapes without a GPU.
 """
 
 import argparse

@@ -106,7 +106,10 @@ impl Cuda {
         if apart {
             let args = [&of_rows[..], &[Ptr(run)], &to, &[Int(rows as i32)], &shape].concat();
             let source = sources::paged_tiles(heads);
-            let (threads, shared) = tile_sizes(heads);
+            let (warps, stages) = sources::tiles_at_once(heads);
+            // A block's keys and its values.
+            let ahead = warps * stages * 2 * BLOCK_TOKENS * heads.dim * 2;
+            let (threads, shared) = (32 * warps as u32, ahead as u32);
             self.device
                 .launch(&source, "attention_tiles", grid, threads, shared, &args)?;
         } else {
@@ -131,11 +134,4 @@ impl Cuda {
         }
         Ok(out)
     }
-}
-
-/// Threads of a block of the tiles' kernel and bytes for what they are ahead, as in it.
-fn tile_sizes(heads: Heads) -> (u32, u32) {
-    let (warps, stages) = if heads.dim > 128 { (2, 2) } else { (4, 3) };
-    let ahead = warps * stages * 2 * BLOCK_TOKENS * heads.dim * 2;
-    (32 * warps as u32, ahead as u32)
 }

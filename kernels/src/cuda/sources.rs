@@ -210,15 +210,23 @@ pub(super) fn paged_rows(heads: Heads) -> Source {
     )
 }
 
+/// Warps of a block that takes rows of one sequence together, and cache blocks that each has room for.
+pub(super) fn tiles_at_once(heads: Heads) -> (usize, usize) {
+    if heads.dim > 128 { (2, 2) } else { (4, 3) }
+}
+
 /// The same of heads that tiles fit, rows of one sequence together.
 pub(super) fn paged_tiles(heads: Heads) -> Source {
+    let (warps, stages) = tiles_at_once(heads);
     Source {
         headers: &[MMA],
         ..source!(
             "paged_attention/tensor_core",
             format!("DIM={}", heads.dim),
             format!("BLOCK={BLOCK_TOKENS}"),
-            format!("HG={}", shared_heads(heads))
+            format!("HG={}", shared_heads(heads)),
+            format!("WARPS={warps}"),
+            format!("STAGES={stages}")
         )
     }
 }

@@ -7,10 +7,10 @@
 #define DIM 128
 #define BLOCK 16
 #define HG 2
+#define WARPS 4
+#define STAGES 3
 #endif
 #define ROWS (16 / HG)
-#define WARPS (DIM > 128 ? 2 : 4)
-#define STAGES (DIM > 128 ? 2 : 3)
 #define CHUNKS (DIM / 8)
 #define TILE (BLOCK * DIM * 2)  // bytes
 #define SPLIT (32 * BLOCK)      // a lane knows one block's number
