@@ -7,6 +7,9 @@ mod cases;
 mod compact;
 mod failures;
 mod golden;
+#[cfg(unix)]
+#[path = "../support/limited.rs"]
+mod limited;
 mod optimizer;
 mod pitfalls;
 mod plans;

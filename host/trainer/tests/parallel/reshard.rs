@@ -271,20 +271,9 @@ fn i08_a_disk_full_of_ranks_leaves_the_old_checkpoint_and_hangs_nobody() {
     let at = root.path().join("step_1");
     let trainer = fresh(TOY, &sizes(1, 1, 1, 2));
     let before = bits(TOY, &trainer, &at);
-    let status = std::process::Command::new("sh")
-        .args([
-            "-c",
-            "trap '' XFSZ; ulimit -f 8; exec \"$0\" --ignored --exact reshard::ranks_save_under_a_file_size_limit",
-        ])
-        .arg(std::env::current_exe().unwrap())
-        .env("CHECKPOINT_DIR", &at)
-        .stdout(std::process::Stdio::null())
-        .status()
-        .unwrap();
-    assert!(
-        status.success(),
-        "the save did not fail as a full disk makes it fail"
-    );
+    let failed =
+        super::limited::passes_on_a_full_disk("reshard::ranks_save_under_a_file_size_limit", &at);
+    assert!(failed, "the save did not fail as a full disk makes it fail");
     let mut again = fresh(TOY, &sizes(1, 1, 1, 2));
     assert_eq!(again.load(&at).unwrap(), Step(7));
     assert!(bits(TOY, &again, &at) == before);
