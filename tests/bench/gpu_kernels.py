@@ -1,4 +1,4 @@
-"""gpu_kernels.py: kernels of kernels/src compiled with NVRTC as the program compiles them, compared with PyTorch in fp32 (f64 for
+"""gpu_kernels.py: the rotation's and the optimizer's kernels of kernels/src, compiled with NVRTC as the program compiles them, compared with PyTorch in fp32 (f64 for
 the optimizer) and timed with events. Needs one Hopper GPU, torch and cuda-bindings; builds nothing of Rust, so a kernel can be
 changed and timed in seconds. Prints a line a check and a line a time; percentages are of a device copy.
 """
@@ -24,10 +24,10 @@ def ok(result):
     return rest[0] if len(rest) == 1 else rest
 
 
-def module(path, defines=()):
+def module(path, defines=(), headers=()):
     key = (path, tuple(defines))
     if key not in MODULES:
-        text = (open(ROOT + "cuda/prelude.cuh").read() + open(ROOT + path).read()).encode()
+        text = "".join(open(ROOT + file).read() for file in ("cuda/prelude.cuh", *headers, path)).encode()
         program = ok(nv.nvrtcCreateProgram(text, b"kernel.cu", 0, [], []))
         options = [b"--gpu-architecture=sm_90a", b"--std=c++17", b"-default-device", b"--ptxas-options=-v"]
         options += [("-D" + d).encode() for d in defines]
@@ -51,25 +51,9 @@ def function(of, name, shared=0):
     return found
 
 
-class Map:
-    """How the bulk copy engine finds boxes of 64 x 64."""
-
-    def __init__(self, x):
-        rows, cols = x.shape
-        u64, u32 = cu.cuuint64_t, cu.cuuint32_t
-        self.map = ok(cu.cuTensorMapEncodeTiled(
-            cu.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, x.data_ptr(), [u64(cols), u64(rows)], [u64(cols * 2)],
-            [u32(64), u32(64)], [u32(1), u32(1)], cu.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
-            cu.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B, cu.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-            cu.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE))
-
-
 def launch(kernel, grid, threads, shared, args):
     kept, pointers = [], (ctypes.c_void_p * len(args))()
     for i, arg in enumerate(args):
-        if isinstance(arg, Map):
-            pointers[i] = arg.map.getPtr()
-            continue
         if isinstance(arg, torch.Tensor):
             value = ctypes.c_uint64(arg.data_ptr())
         elif isinstance(arg, int):
@@ -111,60 +95,9 @@ print(f"copy {COPY:.0f} GB/s")
 del big, other
 
 
-def attention(lengths, query, kv, check, dim=128):
-    of = module("attention/hopper.cu", [f"DIM={dim}"])
-    tokens, groups = sum(lengths), query + 2 * kv
-    qkv, dout = torch.randn(tokens, groups * dim, device=DEV).bfloat16(), torch.randn(tokens, query * dim, device=DEV).bfloat16()
-    tiles, start, padded = [], 0, 0
-    for n in lengths:
-        tiles += [[start, n, row, padded] for row in range(0, n, 128)]
-        start, padded = start + n, padded + (n + 127) // 128 * 128
-    table = lambda key: torch.tensor(sorted(tiles, key=key), dtype=torch.int32, device=DEV)
-    by_keys, by_queries, count = table(lambda t: -t[2]), table(lambda t: t[2] - t[1]), len(tiles)
-    out, lse = nans_like(dout), torch.full((query, tokens), float("nan"), device=DEV)
-    stats, dqkv, scale = torch.full((2 * query, padded), float("nan"), device=DEV), nans_like(qkv), dim**-0.5
-    rows, douts = Map(qkv), Map(dout)
-    shared = lambda n: 2048 + n * dim * 2 + 3 * 512
-    forward, gradient = shared(128 + 512), shared(256 + 384)
-    names = [("forward", forward), ("stats", 0), ("dkv", gradient), ("dq", gradient)]
-    kernels = {name: function(of, "hopper_" + name, size) for name, size in names}
-    steps = {
-        "forward": lambda: launch(kernels["forward"], (min(SMS, count * query), 1, 1), 384, forward,
-                                  [rows, by_keys, out, lse, count, tokens, query, kv, scale]),
-        "stats": lambda: launch(kernels["stats"], (count, query, 1), 256, 0, [dout, out, lse, by_keys, stats, tokens, padded, query]),
-        "dkv": lambda: launch(kernels["dkv"], (kv, count, 1), 384, gradient,
-                              [rows, douts, stats, by_queries, dqkv, padded, query, kv, scale]),
-        "dq": lambda: launch(kernels["dq"], (query, count, 1), 384, gradient,
-                             [rows, douts, stats, by_keys, dqkv, padded, query, kv, scale]),
-    }
-    for step in steps.values():
-        step()
-    torch.cuda.synchronize()
-    if check:
-        x, parts, at = qkv.float().view(tokens, groups, dim).requires_grad_(True), [], 0
-        for n in lengths:
-            part, at = x[at:at + n], at + n
-            q = part[:, :query].transpose(0, 1)
-            k, v = (part[:, a:a + kv].transpose(0, 1).repeat_interleave(query // kv, 0) for a in (query, query + kv))
-            hidden = torch.ones(n, n, device=DEV, dtype=torch.bool).triu(1)
-            p = (q @ k.transpose(1, 2) * scale).masked_fill(hidden, float("-inf")).softmax(-1)
-            parts.append((p @ v).transpose(0, 1).reshape(n, -1))
-        torch.cat(parts).backward(dout.float())
-        want, first = x.grad.view(tokens, -1), dqkv.clone()
-        steps["dkv"](), steps["dq"]()
-        torch.cuda.synchronize()
-        cuts = [0, query * dim, (query + kv) * dim, groups * dim]
-        errors = [f"{off(dqkv[:, a:b], want[:, a:b]):.1e}" for a, b in zip(cuts, cuts[1:])]
-        print("attention", lengths, query, kv, "dq dk dv", *errors, "same bits", torch.equal(first.view(torch.int16), dqkv.view(torch.int16)))
-        return
-    product = sum(n * n / 2 for n in lengths) * query * dim * 2
-    for name, products in (("forward", 2), ("dkv", 4), ("dq", 3)):
-        time = ms(steps[name])
-        print(f"attention {len(lengths)} x {lengths[0]} {query}/{kv} {name} {time:.3f} ms {products * product / time / 1e9:.0f} TFLOP/s")
-
-
-def rotation(tokens, query, kv, dim=128):
-    of = module("qk_norm_rope/kernel.cu", [f"DIM={dim}", f"ROT={dim}", "INTERLEAVED=0", "LANES=16", f"NQ={query}", f"NKV={kv}"])
+def rotation(tokens, query, kv, dim=128, slots=2, per_sm=3):
+    defines = [f"DIM={dim}", f"ROT={dim}", "INTERLEAVED=0", "LANES=16", f"NQ={query}", f"NKV={kv}", f"SLOTS={slots}"]
+    of = module("qk_norm_rope/kernel.cu", defines, ["cuda/mma.cuh"])
     heads = query + kv
     x = torch.randn(tokens, (heads + kv) * dim, device=DEV).bfloat16()
     dy, y, dx = torch.randn_like(x), nans_like(x), nans_like(x)
@@ -172,11 +105,13 @@ def rotation(tokens, query, kv, dim=128):
     angles = torch.arange(4096, device=DEV)[:, None] * 1e6 ** (-torch.arange(0, dim, 2, device=DEV).double() / dim)[None]
     cos, sin = angles.cos().float(), angles.sin().float()
     wq, wk = ((torch.rand(dim, device=DEV) + 0.5).bfloat16() for _ in range(2))
-    stat, blocks = torch.empty(tokens, heads, device=DEV), min((tokens + 3) // 4, SMS * 3)
+    stat, turns = torch.empty(tokens, heads, device=DEV), (tokens + 3) // 4
+    rounds = -(-turns // (SMS * per_sm))
+    blocks, shared = -(-turns // rounds), slots * 2 * 256 * 16
     part = torch.empty(blocks, 2 * dim, device=DEV)
-    there, back = function(of, "qk_norm_rope"), function(of, "qk_norm_rope_backward")
+    there, back = function(of, "qk_norm_rope"), function(of, "qk_norm_rope_backward", shared)
     forward = lambda: launch(there, ((tokens + 3) // 4, 1, 1), 256, 0, [x, y, positions, cos, sin, wq, wk, stat, tokens, 1e-6])
-    backward = lambda: launch(back, (blocks, 1, 1), 256, 0, [dy, x, dx, positions, cos, sin, wq, wk, stat, part, tokens])
+    backward = lambda: launch(back, (blocks, 1, 1), 256, shared, [dy, x, dx, positions, cos, sin, wq, wk, stat, part, tokens])
     forward(), backward()
     whole = x.float().view(tokens, -1, dim).requires_grad_(True)
     w = torch.stack([wq.float()] * query + [wk.float()] * kv).requires_grad_(True)
@@ -255,10 +190,6 @@ def drift(n=1 << 22, steps=100):
           f" mean of v {(v.double().mean() / second.mean()).item():.4f} of f64's")
 
 
-for lengths, query, kv in [([300, 1, 257, 64, 65, 128, 129, 700], 8, 2), ([130, 5, 1000], 4, 4)]:
-    attention(lengths, query, kv, check=True)
-for lengths, query, kv in [([4096] * 4, 16, 8), ([4096] * 4, 32, 8), ([4096] * 8, 16, 8)]:
-    attention(lengths, query, kv, check=False)
 for tokens, query, kv in [(8192 + 5, 16, 8), (16384, 32, 8), (32768, 16, 8)]:
     rotation(tokens, query, kv)
 optimizer()

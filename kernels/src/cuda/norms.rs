@@ -70,7 +70,7 @@ impl Cuda {
             Int(x.cols as i32),
         ];
         self.norm_launch("rmsnorm_backward", Some(blocks), x.rows, x.cols, &args)?;
-        self.add_parts(part, dw.at(&self.device)?, blocks, x.cols, x.cols)?;
+        self.add_parts(part, (dw.at(&self.device)?, None), blocks, x.cols)?;
         Ok(dx)
     }
 

@@ -57,23 +57,23 @@ impl Cuda {
         (blocks as u32, 1, 1)
     }
 
-    /// Add the first `cols` columns of `parts: [num_parts, stride]` to `out`, in a fixed order.
+    /// Add `parts: [num_parts, cols]` to `out` in a fixed order; with a `second`, parts have twice as many columns and it gets the later ones.
     pub(super) fn add_parts(
         &self,
         parts: u64,
-        out: u64,
+        (out, second): (u64, Option<u64>),
         num_parts: usize,
         cols: usize,
-        stride: usize,
     ) -> Result<()> {
-        let grid = (cols.div_ceil(32) as u32, 1, 1);
+        let width = if second.is_some() { 2 * cols } else { cols };
         let args = [
             Ptr(parts),
             Ptr(out),
+            Ptr(second.unwrap_or(0)),
             Int(num_parts as i32),
             Int(cols as i32),
-            Int(stride as i32),
         ];
+        let grid = (width.div_ceil(32) as u32, 1, 1);
         self.device
             .launch(&sources::rows(), "add_parts", grid, 1024, 0, &args)
     }
@@ -380,7 +380,7 @@ impl Ops for Cuda {
         ];
         self.device
             .launch(&sources::rows(), "column_sum_part", grid, 256, 0, &args)?;
-        self.add_parts(part, db.at(&self.device)?, parts, dy.cols, dy.cols)
+        self.add_parts(part, (db.at(&self.device)?, None), parts, dy.cols)
     }
 
     fn scale_rows(&self, x: &Tensor, p: &Float) -> Result<Tensor> {

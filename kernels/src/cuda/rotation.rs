@@ -100,10 +100,10 @@ impl Cuda {
         let op = "qk_norm_rope_backward";
         rotation_fits(op, dqkv, heads, rope, norms.is_some())?;
         let dx = self.new_tensor(dqkv.rows, dqkv.cols, "the gradient of rotated rows")?;
-        let blocks = dqkv
-            .rows
-            .div_ceil(tokens_of_rotation(heads))
-            .min(self.device.num_sms as usize * 3);
+        let turns = dqkv.rows.div_ceil(tokens_of_rotation(heads));
+        let at_once = self.device.num_sms as usize * 3;
+        // As many as give every block the same number of turns.
+        let blocks = turns.div_ceil(turns.div_ceil(at_once).max(1));
         let part = self.new_float(blocks, 2 * heads.dim, "norm partial sums")?;
         let part = part.at(&self.device)?;
         let (wq, wk, x, r) = match &norms {
@@ -134,15 +134,12 @@ impl Cuda {
             "qk_norm_rope_backward",
             (blocks as u32, 1, 1),
             THREADS,
-            0,
+            THREADS * 16 * 2 * sources::ROTATION_SLOTS as u32,
             &args,
         )?;
         if let (Some(_), Some((dq, dk))) = (&norms, dnorms) {
-            let keys = part + 4 * heads.dim as u64;
-            for (part, sum) in [(part, dq), (keys, dk)] {
-                let sum = sum.at(&self.device)?;
-                self.add_parts(part, sum, blocks, heads.dim, 2 * heads.dim)?;
-            }
+            let sums = (dq.at(&self.device)?, Some(dk.at(&self.device)?));
+            self.add_parts(part, sums, blocks, heads.dim)?;
         }
         Ok(dx)
     }

@@ -6,6 +6,9 @@ use crate::{DeltaHeads, Heads, RopeStyle};
 /// Tokens in a cache block.
 pub(super) const BLOCK_TOKENS: usize = 16;
 
+/// Heads that a thread of the rotation's backward has in shared memory: the one it computes, and others on their way.
+pub(super) const ROTATION_SLOTS: usize = 2;
+
 /// Copy engine and wgmma, for kernels that are written for Hopper (sm_90a).
 const HOPPER: Header = Header {
     file: "cuda/hopper.cuh",
@@ -68,7 +71,7 @@ pub(super) fn lanes_of_head(heads: Heads) -> usize {
 
 pub(super) fn qk_norm_rope(heads: Heads, rotary: usize, style: RopeStyle) -> Source {
     let interleaved = u8::from(style == RopeStyle::Interleaved);
-    source!(
+    let source = source!(
         "qk_norm_rope/kernel",
         format!("DIM={}", heads.dim),
         format!("ROT={rotary}"),
@@ -76,7 +79,12 @@ pub(super) fn qk_norm_rope(heads: Heads, rotary: usize, style: RopeStyle) -> Sou
         format!("LANES={}", lanes_of_head(heads)),
         format!("NQ={}", heads.query),
         format!("NKV={}", heads.kv),
-    )
+        format!("SLOTS={ROTATION_SLOTS}"),
+    );
+    Source {
+        headers: &[MMA],
+        ..source
+    }
 }
 
 pub(super) fn attention(heads: Heads) -> Source {

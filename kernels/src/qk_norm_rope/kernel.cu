@@ -2,7 +2,7 @@
 // sines are read once a token. DIM is the head's width, ROT its rotating part; the partner of an element is in the same
 // place of another thread (half style) or beside it (interleaved).
 // A head of more than 32 threads has no norm, and what rotates of it is in the first 32.
-// NQ query and NKV key heads are known too, so that a thread's heads are an unrolled list: AHEAD of them are on their way from
+// NQ query and NKV key heads are known too, so that a thread's heads are an unrolled list, of which some are on their way from
 // memory while others are computed.
 #ifndef DIM
 #define DIM 64
@@ -11,12 +11,16 @@
 #define LANES 8
 #define NQ 8
 #define NKV 2
+#define SLOTS 2
 #endif
 #define GROUPS (256 / LANES)
 #define PARTS (GROUPS < 4 ? GROUPS : 4)
 #define TOKENS (GROUPS / PARTS)  // tokens of a block
 #define HEADS (NQ + 2 * NKV)
 #define TURNS ((HEADS + PARTS - 1) / PARTS)  // heads of a thread: PARTS turn + part
+#define AHEAD (SLOTS - 1)
+#define SLOT (256 * 8)
+#define STATS ((TURNS + LANES - 1) / LANES)
 
 struct Angles { float c[8], s[8]; };
 
@@ -72,7 +76,7 @@ __device__ __forceinline__ bool is_query(int turn, int h) {
   return (turn + 1) * PARTS <= NQ || (turn * PARTS < NQ && h < NQ);
 }
 
-template <int AHEAD>
+template <int MANY>
 __device__ __forceinline__ void forward(const u16* x, u16* y, const u32* pos, const float* cosine, const float* sine, const u16* wq,
                                         const u16* wk, float* rstd, int tokens, float eps) {
   int lane = threadIdx.x % LANES, group = threadIdx.x / LANES, part = group % PARTS;
@@ -82,10 +86,10 @@ __device__ __forceinline__ void forward(const u16* x, u16* y, const u32* pos, co
   Angles a;
   Vec8 of_query{}, of_key{};
 #pragma unroll
-  for (int first = 0; first < TURNS; first += AHEAD) {
-    Vec8 in[AHEAD];
+  for (int first = 0; first < TURNS; first += MANY) {
+    Vec8 in[MANY];
 #pragma unroll
-    for (int i = 0; i < AHEAD; i++) {
+    for (int i = 0; i < MANY; i++) {
       int h = (first + i) * PARTS + part;
       in[i] = Vec8{};
       if (first + i < TURNS && mine && h < HEADS) in[i] = load8(x + row + h * DIM);
@@ -98,7 +102,7 @@ __device__ __forceinline__ void forward(const u16* x, u16* y, const u32* pos, co
       }
     }
 #pragma unroll
-    for (int i = 0; i < AHEAD; i++) {
+    for (int i = 0; i < MANY; i++) {
       int turn = first + i, h = turn * PARTS + part;
       if (turn * PARTS < NQ + NKV) {  // every thread takes part in every exchange; values pass
         float v[8];
@@ -127,65 +131,15 @@ qk_norm_rope(const u16* x, u16* y, const u32* pos, const float* cosine, const fl
   forward<(TURNS < 4 ? TURNS : 4)>(x, y, pos, cosine, sine, wq, wk, rstd, tokens, eps);
 }
 
-// Sums of dy xh of a thread's heads go to `dq` and `dk`.
-template <int AHEAD>
-__device__ __forceinline__ void backward(const u16* dy, const u16* x, u16* dx, const Angles& a, Vec8 of_query, Vec8 of_key,
-                                         const float* rstd, bool norms, i64 token, bool mine, int lane, int part,
-                                         float (&dq)[8], float (&dk)[8]) {
-  i64 row = token * HEADS * DIM + 8 * lane;
-#pragma unroll
-  for (int first = 0; first < TURNS; first += AHEAD) {
-    // Zeros where a thread has nothing: what it gives to exchanges and sums.
-    Vec8 in[AHEAD], before[AHEAD];
-    float r[AHEAD];
-#pragma unroll
-    for (int i = 0; i < AHEAD; i++) {
-      int turn = first + i, h = turn * PARTS + part;
-      in[i] = before[i] = Vec8{};
-      r[i] = 0.f;
-      if (turn < TURNS && mine && h < HEADS) in[i] = load8(dy + row + h * DIM);
-      if (turn * PARTS < NQ + NKV && norms && mine && h < NQ + NKV) {
-        before[i] = load8(x + row + h * DIM);
-        r[i] = rstd[token * (NQ + NKV) + h];
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < AHEAD; i++) {
-      int turn = first + i, h = turn * PARTS + part;
-      if (turn * PARTS < NQ + NKV) {
-        float v[8];
-        unpack8(in[i], v);
-        rotate(v, a, -1.f, lane);
-        if (norms) {
-          float xh[8], g[8], dot = 0.f;
-          unpack8(before[i], xh);
-          bool query = is_query(turn, h);
-          unpack8(query ? of_query : of_key, g);
-#pragma unroll
-          for (int j = 0; j < 8; j++) {
-            xh[j] *= r[i];
-            float dw = v[j] * xh[j];
-            if (query) dq[j] += dw; else dk[j] += dw;
-            v[j] *= g[j];
-            dot += v[j] * xh[j];
-          }
-          dot = head_sum(dot) / DIM;
-#pragma unroll
-          for (int j = 0; j < 8; j++) v[j] = r[i] * (v[j] - xh[j] * dot);
-        }
-        if (h < NQ + NKV) in[i] = pack8(v);
-      }
-      if (turn < TURNS && mine && h < HEADS) store8(dx + row + h * DIM, in[i]);
-    }
-  }
-}
-
-// Blocks stride over tokens; with norms each block leaves its sums of dy xh for queries and keys in part[block, 2 DIM], added
-// in order afterwards.
+// Blocks stride over tokens. A thread asks for its heads AHEAD turns before it needs them, also for those of its next token: they
+// arrive in a ring in shared memory, in places that are its own, so that it waits for nobody. With norms each block leaves its
+// sums of dy xh for queries and keys in part[block, 2 DIM], added in order afterwards.
 extern "C" __global__ void __launch_bounds__(256, 3)
 qk_norm_rope_backward(const u16* dy, const u16* x, u16* dx, const u32* pos, const float* cosine, const float* sine,
                       const u16* wq, const u16* wk, const float* rstd, float* part_out, int tokens) {
+  extern __shared__ __align__(16) u8 memory[];  // [SLOTS, gradient and input, 256 threads] of 16 bytes
   int lane = threadIdx.x % LANES, group = threadIdx.x / LANES, part = group % PARTS;
+  i64 stride = (i64)gridDim.x * TOKENS, token = (i64)blockIdx.x * TOKENS + group / PARTS;
   float dq[8], dk[8];
 #pragma unroll
   for (int j = 0; j < 8; j++) dq[j] = dk[j] = 0.f;
@@ -194,11 +148,68 @@ qk_norm_rope_backward(const u16* dy, const u16* x, u16* dx, const u32* pos, cons
     of_query = load8(wq + 8 * lane);
     of_key = load8(wk + 8 * lane);
   }
-  for (i64 begin = (i64)blockIdx.x * TOKENS; begin < tokens; begin += (i64)gridDim.x * TOKENS) {
-    i64 token = begin + group / PARTS;
+  u16* ring = reinterpret_cast<u16*>(memory) + 8 * threadIdx.x;
+  int to = 0, from = 0;
+  auto next = [](int slot) { return slot + 1 == SLOTS ? 0 : slot + 1; };
+  auto fetch = [&](i64 token, int turn) {
+    int h = turn * PARTS + part;
+    if (token < tokens && lane < DIM / 8 && h < HEADS) {
+      i64 at = (token * HEADS + h) * DIM + 8 * lane;
+      u32 place = (u32)__cvta_generic_to_shared(ring + to * 2 * SLOT);
+      copy16(place, dy + at, true);
+      if (wq && h < NQ + NKV) copy16(place + 2 * SLOT, x + at, true);
+    }
+    commit();
+    to = next(to);
+  };
+#pragma unroll
+  for (int turn = 0; turn < AHEAD; turn++) fetch(token + turn / TURNS * stride, turn % TURNS);
+  for (i64 begin = (i64)blockIdx.x * TOKENS; begin < tokens; begin += stride, token += stride) {
     bool here = token < tokens, mine = here && lane < DIM / 8;
+    // A lane reads one turn's statistic.
+    float r[STATS];
+#pragma unroll
+    for (int i = 0; i < STATS; i++) {
+      int h = (i * LANES + lane) * PARTS + part;
+      r[i] = wq && here && h < NQ + NKV ? rstd[token * (NQ + NKV) + h] : 0.f;
+    }
     Angles a = angles(cosine, sine, pos, token, here, lane);
-    backward<(TURNS < 2 ? TURNS : 2)>(dy, x, dx, a, of_query, of_key, rstd, wq != nullptr, token, mine, lane, part, dq, dk);
+#pragma unroll
+    for (int turn = 0; turn < TURNS; turn++) {
+      fetch(token + (turn + AHEAD) / TURNS * stride, (turn + AHEAD) % TURNS);
+      wait<AHEAD>();
+      int h = turn * PARTS + part;
+      const u16* slot = ring + from * 2 * SLOT;
+      from = next(from);
+      // Zeros where a thread has nothing: what it gives to exchanges and sums.
+      Vec8 in{}, before{};
+      if (mine && h < HEADS) in = load8(slot);
+      if (turn * PARTS < NQ + NKV) {
+        float v[8];
+        unpack8(in, v);
+        rotate(v, a, -1.f, lane);
+        if (wq) {
+          if (mine && h < NQ + NKV) before = load8(slot + SLOT);
+          float xh[8], g[8], dot = 0.f, rh = __shfl_sync(0xffffffffu, r[turn / LANES], turn % LANES, LANES < 32 ? LANES : 32);
+          unpack8(before, xh);
+          bool query = is_query(turn, h);
+          unpack8(query ? of_query : of_key, g);
+#pragma unroll
+          for (int j = 0; j < 8; j++) {
+            xh[j] *= rh;
+            float dw = v[j] * xh[j];
+            if (query) dq[j] += dw; else dk[j] += dw;
+            v[j] *= g[j];
+            dot += v[j] * xh[j];
+          }
+          dot = head_sum(dot) / DIM;
+#pragma unroll
+          for (int j = 0; j < 8; j++) v[j] = rh * (v[j] - xh[j] * dot);
+        }
+        if (h < NQ + NKV) in = pack8(v);
+      }
+      if (mine && h < HEADS) store8(dx + (token * HEADS + h) * DIM + 8 * lane, in);
+    }
   }
   if (!wq) return;
   __shared__ float sums[GROUPS][DIM];

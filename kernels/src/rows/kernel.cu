@@ -50,21 +50,22 @@ extern "C" __global__ void column_sum_part(const u16* x, float* part, int rows, 
   }
 }
 
-// out += the parts: 32 columns a block, each by 32 threads that take every 32nd part and are then added in order. `stride`
-// is the width of a part, of which the first `cols` count.
-extern "C" __global__ void add_parts(const float* part, float* out, int parts, int cols, int stride) {
+// out += the parts: 32 columns a block, each by 32 threads that take every 32nd part and are then added in order. Where there is a
+// `second`, parts have 2 cols columns, and the later half is added to it.
+extern "C" __global__ void add_parts(const float* part, float* out, float* second, int parts, int cols) {
   __shared__ float s[32][33];
   int lane = threadIdx.x & 31, c = blockIdx.x * 32 + lane, k = threadIdx.x >> 5;
+  int width = second ? 2 * cols : cols;
   float t = 0.f;
-  if (c < cols)
-    for (int p = k; p < parts; p += 32) t += part[(i64)p * stride + c];
+  if (c < width)
+    for (int p = k; p < parts; p += 32) t += part[(i64)p * width + c];
   s[k][lane] = t;
   __syncthreads();
-  if (k == 0 && c < cols) {
+  if (k == 0 && c < width) {
     t = 0.f;
 #pragma unroll
     for (int i = 0; i < 32; i++) t += s[i][lane];
-    out[c] += t;
+    *(c < cols ? out + c : second + c - cols) += t;
   }
 }
 
