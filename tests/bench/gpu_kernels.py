@@ -88,11 +88,15 @@ def nans_like(x):
     return torch.full_like(x, float("nan"))
 
 
-big = torch.randn(131072 * 1024, device=DEV).bfloat16()
-other = torch.empty_like(big)
-COPY = 2 * big.numel() * 2 / ms(lambda: other.copy_(big)) / 1e6
+def copied(size):
+    """GB/s of a copy that reads and writes `size` bytes in all."""
+    x = torch.randn(size // 4, device=DEV).bfloat16()
+    y = torch.empty_like(x)
+    return size / ms(lambda: y.copy_(x)) / 1e6
+
+
+COPY = copied(1 << 29)
 print(f"copy {COPY:.0f} GB/s")
-del big, other
 
 
 def rotation(tokens, query, kv, dim=128, slots=2, per_sm=3):
@@ -124,17 +128,19 @@ def rotation(tokens, query, kv, dim=128, slots=2, per_sm=3):
     errors = [off(y.view(tokens, -1, dim), want.detach()), off(dx.view(tokens, -1, dim), whole.grad), off(sums[:dim], dw[0]), off(sums[dim:], dw[1])]
     row, rotated = x.numel() * 2, tokens * heads * dim * 2
     shares = [100 * bytes / ms(call) / 1e6 / COPY for bytes, call in ((2 * row, forward), (2 * row + rotated, backward))]
-    print(f"qk_norm_rope {tokens} {query}/{kv}:", *(f"{e:.1e}" for e in errors), "  %.0f %% and %.0f %% of a copy" % tuple(shares))
+    print(f"qk_norm_rope {tokens} {query}/{kv}:", *(f"{e:.1e}" for e in errors), "  %.0f %% and %.0f %% of a copy" % tuple(shares),
+          "(one of as many bytes: %.0f %% and %.0f %%)" % tuple(100 * copied(size) / COPY for size in (2 * row, 2 * row + rotated)))
 
 
 def table(cuts, tensors, chunk, decay=0.1):
     """Parameters between `cuts`, each from a multiple of 8 on, as adamw/kernel.cu reads them, and their blocks."""
-    rows, blocks = np.zeros((len(cuts) - 1, 8), dtype=np.int64), 0
+    rows, blocks = np.zeros((len(cuts) - 1, 9), dtype=np.int64), 0
     for i, (low, high) in enumerate(zip(cuts, cuts[1:])):
         low = (low + 7) // 8 * 8
         for j, x in enumerate(tensors):
             rows[i, j] = x.data_ptr() + low * x.element_size()
         rows[i, 5], rows[i, 6], rows[i, 7] = high - low, blocks, np.array([decay, 0], dtype=np.float32).view(np.int64)[0]
+        rows[i, 8] = low
         blocks += (high - low + chunk - 1) // chunk
     return torch.from_numpy(rows).to(DEV), blocks
 
@@ -190,7 +196,7 @@ def drift(n=1 << 22, steps=100):
           f" mean of v {(v.double().mean() / second.mean()).item():.4f} of f64's")
 
 
-for tokens, query, kv in [(8192 + 5, 16, 8), (16384, 32, 8), (32768, 16, 8)]:
+for tokens, query, kv in [(8192 + 5, 16, 8), (8192, 32, 8), (16384, 32, 8), (32768, 16, 8)]:
     rotation(tokens, query, kv)
 optimizer()
 drift()

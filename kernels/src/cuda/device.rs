@@ -275,28 +275,39 @@ impl Device {
 
     /// `len` f32.
     pub(super) fn download_singles(&self, block: &Block, len: usize) -> Result<Vec<f32>> {
-        self.download_all(block, len, f32::from_bits)
+        self.download_all(block, len, Vec::new(), f32::from_bits)
     }
 
     /// `len` bf16 as f32.
     pub(super) fn download_halves(&self, block: &Block, len: usize) -> Result<Vec<f32>> {
-        self.download_all(block, len, |half| bf16::from_bits(half).to_f32())
+        let of = |half| bf16::from_bits(half).to_f32();
+        self.download_all(block, len, Vec::new(), of)
     }
 
     /// The bits of `len` bf16.
-    pub(super) fn download_bits(&self, block: &Block, len: usize) -> Result<Vec<u16>> {
-        self.download_all(block, len, |half| half)
+    pub(super) fn download_bits(
+        &self,
+        block: &Block,
+        len: usize,
+        into: Vec<u16>,
+    ) -> Result<Vec<u16>> {
+        self.download_all(block, len, into, |half| half)
     }
 
-    /// What `of` makes of the bits of `len` numbers, on all cores while the next ones are on their way.
+    /// What `of` makes of the bits of `len` numbers, on all cores while the next ones are on their way; `into` memory that has room
+    /// for just so many, or else into new one.
     fn download_all<B: bytemuck::AnyBitPattern + Sync, T: Default + Clone + Send>(
         &self,
         block: &Block,
         len: usize,
+        into: Vec<T>,
         of: impl Fn(B) -> T + Sync,
     ) -> Result<Vec<T>> {
         const CHUNK: usize = 8 << 20;
-        let mut values = vec![T::default(); len];
+        let mut values = match into.len() == len {
+            true => into,
+            false => vec![T::default(); len],
+        };
         // A block is longer than its numbers, so that a part of a word more may be read.
         let fetch = |at: usize| {
             let words = (CHUNK.min(len - at) * size_of::<B>()).div_ceil(4);

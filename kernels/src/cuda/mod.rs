@@ -175,12 +175,13 @@ impl Cuda {
         Ok(y)
     }
 
-    /// The bits of a tensor's numbers, which are bf16.
+    /// The bits of a tensor's numbers, which are bf16, in the memory of `into` where that is of their length: new memory costs more
+    /// than the copy does.
     ///
     /// # Errors
     /// The driver fails.
-    pub fn read_bits(&self, x: &Tensor) -> Result<Vec<u16>> {
-        self.device.download_bits(&x.block, x.rows * x.cols)
+    pub fn read_bits(&self, x: &Tensor, into: Vec<u16>) -> Result<Vec<u16>> {
+        self.device.download_bits(&x.block, x.rows * x.cols, into)
     }
 
     /// Mean milliseconds of one of `runs` calls, by device events.

@@ -17,7 +17,7 @@ fn arrives(cuda: &Cuda) -> Result<bool> {
     let x = cuda.tensor(513, 24, &values)?;
     // Still on its way when it is sent.
     let x = cuda.add(&x, &x)?;
-    let bits = cuda.read_bits(&x)?;
+    let bits = cuda.read_bits(&x, Vec::new())?;
     let widened = bits
         .iter()
         .map(|&half| f32::from_bits(u32::from(half) << 16));

@@ -43,6 +43,8 @@ pub struct Buckets {
     places: HashMap<String, Place>,
     /// What servers are asked for afterwards, and where it is.
     looked_at: Vec<(FirstValues, Place)>,
+    /// Memory of the version that was kept before: to give it back and to get as much anew takes as long as to read a version.
+    room: Mutex<Vec<Vec<u16>>>,
 }
 
 /// An element of a bucket.
@@ -96,7 +98,15 @@ impl Buckets {
             runs: runs_of.into(),
             listed,
             places,
+            room: Mutex::default(),
         })
+    }
+
+    /// For the numbers of each bucket: the memory of the version that was kept before, or none.
+    pub fn room(&self) -> Vec<Vec<u16>> {
+        let mut room = std::mem::take(&mut *lock(&self.room));
+        room.resize_with(self.runs.len(), Vec::new);
+        room
     }
 
     /// Do servers hold the numbers of a bucket in 32 bits?
@@ -148,6 +158,12 @@ pub struct Kept {
     pub buckets: Arc<Buckets>,
     /// Each bucket's numbers.
     pub bits: Vec<Vec<u16>>,
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        *lock(&self.buckets.room) = std::mem::take(&mut self.bits);
+    }
 }
 
 impl Kept {

@@ -137,19 +137,20 @@ impl<O: Machine> Learn for Learner<O> {
     }
 
     fn keep(&self, seen: &Seen) -> Result<Kept> {
-        let (own, into) = (seen.clone(), Arc::new(Mutex::new(Vec::new())));
-        let bits = into.clone();
+        let (own, kept) = (seen.clone(), Arc::new(Mutex::new(seen.buckets.room())));
+        let bits = kept.clone();
         let take: Take<O> = Arc::new(move |ops, run, tensor| {
             own.look(ops, run, &tensor)?;
-            let kept = ops.bits(&tensor)?;
-            lock(&bits).push(kept);
+            let into = std::mem::take(&mut lock(&bits)[run]);
+            let read = ops.bits(&tensor, into)?;
+            lock(&bits)[run] = read;
             Ok(())
         });
         let runs = &seen.buckets.runs;
         self.trainer.each_run(runs, take).map_err(train_failed)?;
         Ok(Kept {
             buckets: seen.buckets.clone(),
-            bits: std::mem::take(&mut *lock(&into)),
+            bits: std::mem::take(&mut *lock(&kept)),
         })
     }
 

@@ -286,6 +286,7 @@ fn job<O: Machine>(
             versions: Arc::new(Mutex::new(Versions::under(weights, journal.fence.epoch()))),
             publisher: Arc::new(publisher),
             spec: opened.model.spec.clone(),
+            buckets: None,
             form: match plan.rollout.publish_dtype {
                 None => serving.form.clone(),
                 Some(Dtype::F32) => hf::Dtype::F32.into(),

@@ -29,6 +29,8 @@ pub struct Publishing {
     pub spec: Arc<ModelSpec>,
     /// How tensors are stored.
     pub form: hf::Form,
+    /// How they are broadcast, known since the first time.
+    pub buckets: Option<Arc<Buckets>>,
     /// Whose load the step's row tells of.
     pub pool: Arc<Pool>,
     /// What it had counted by the last publish.
@@ -142,7 +144,10 @@ impl Publish for Publishing {
                 export = begin.elapsed();
                 return Ok(Ready::Memory(handed));
             }
-            if let Some(buckets) = learner.buckets(&self.form)? {
+            if self.buckets.is_none() {
+                self.buckets = learner.buckets(&self.form)?;
+            }
+            if let Some(buckets) = self.buckets.clone() {
                 return Ok(Ready::Device(buckets));
             }
             let dir = write(&self.versions, version, |dir| {

@@ -59,11 +59,11 @@ pub trait Machine: Ops + Sized {
     /// Tensors do not lie on a GPU, or NCCL's words.
     fn send(&self, x: &Self::Tensor, by: &Broadcaster) -> slime_kernels::Result<()>;
 
-    /// The numbers of a tensor in 16 bits.
+    /// The numbers of a tensor in 16 bits, in the memory of `into` where that is of their length.
     ///
     /// # Errors
     /// They have more, or the device failed.
-    fn bits(&self, x: &Self::Tensor) -> slime_kernels::Result<Vec<u16>>;
+    fn bits(&self, x: &Self::Tensor, into: Vec<u16>) -> slime_kernels::Result<Vec<u16>>;
 }
 
 /// What a device without tensors of 16 bits on a GPU says.
@@ -125,7 +125,7 @@ impl Machine for Cpu<f32> {
         not_on_a_gpu()
     }
 
-    fn bits(&self, _: &Self::Tensor) -> slime_kernels::Result<Vec<u16>> {
+    fn bits(&self, _: &Self::Tensor, _: Vec<u16>) -> slime_kernels::Result<Vec<u16>> {
         not_on_a_gpu()
     }
 }
@@ -160,8 +160,8 @@ impl Machine for Cuda {
         by.send_tensor(self, x)
     }
 
-    fn bits(&self, x: &Self::Tensor) -> slime_kernels::Result<Vec<u16>> {
-        self.read_bits(x)
+    fn bits(&self, x: &Self::Tensor, into: Vec<u16>) -> slime_kernels::Result<Vec<u16>> {
+        self.read_bits(x, into)
     }
 }
 

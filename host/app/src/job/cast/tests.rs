@@ -251,7 +251,17 @@ fn received(trainer: Ranks<Cuda>, ordinal: usize) -> (Vec<Vec<u8>>, Kept, Arc<Mo
     // Whoever leaves the group ends no trainer.
     caster.0.abort();
     assert!(learner.send(&seen).unwrap().is_err());
-    (received, learner.keep(&seen).unwrap(), spec)
+    // The next version lies where the one before did.
+    let where_it_lies = |kept: &Kept| {
+        kept.bits
+            .iter()
+            .map(|bits| bits.as_ptr())
+            .collect::<Vec<_>>()
+    };
+    let before = where_it_lies(&learner.keep(&seen).unwrap());
+    let kept = learner.keep(&seen).unwrap();
+    assert_eq!(where_it_lies(&kept), before);
+    (received, kept, spec)
 }
 
 #[test]
