@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""A table of runs from their metrics.jsonl: medians over the steps but the first, and first and last rewards.
+"""A table of runs from their metrics.jsonl: medians over the steps but the first, first and last rewards, and how busy each GPU was
+in percent (the mean of `busy.csv` beside it, where sglang.sh left one).
 
     steps.py RUN/metrics.jsonl [MORE]
 """
@@ -27,7 +28,23 @@ def main():
             cells.append(f"{value / 1e6 if key.endswith('bytes') else value:{spec}}")
         rewards = [row["rollout/reward"] for row in rows if isinstance(row.get("rollout/reward"), (int, float))]
         ends = f"{rewards[0]:.3f} to {rewards[-1]:.3f}" if rewards else "-"
-        print(f"{os.path.basename(os.path.dirname(os.path.abspath(path))):<16} {len(rows):>5} " + " ".join(cells) + f"  {ends}")
+        folder = os.path.dirname(os.path.abspath(path))
+        busy = " ".join(f"GPU {gpu} {mean:.0f} %" for gpu, mean in gpus(os.path.join(folder, "busy.csv")))
+        print(f"{os.path.basename(folder):<16} {len(rows):>5} " + " ".join(cells) + f"  {ends}  {busy}")
+
+
+def gpus(path):
+    """Each GPU's number and mean use."""
+    use = {}
+    try:
+        with open(path, encoding="utf-8") as lines:
+            for line in lines:
+                cells = line.split(",")
+                if len(cells) == 2 and cells[1].strip().isdigit():
+                    use.setdefault(int(cells[0]), []).append(int(cells[1]))
+    except FileNotFoundError:
+        pass
+    return [(gpu, statistics.mean(values)) for gpu, values in sorted(use.items())]
 
 
 if __name__ == "__main__":

@@ -3,9 +3,10 @@
 //! ```text
 //! cargo run --release -p slime-trainer --example gpu_speed -- 0.6B[,1.7B,4B,8B,30B-A3B/8] [--batch 4] [--length 4096]
 //!     [--steps 4] [--warmup 2] [--recompute none|selective|mlp|full] [--recompute-layers N] [--compact] [--log-probs]
-//!     [--head-rows N] [--profile]
+//!     [--head-rows N] [--prompt N] [--profile]
 //! ```
 //!
+//! `--prompt N`: the first N tokens of each sequence carry no loss, so that their logits are not needed; MFU counts them all the same.
 //! 30B-A3B/8 is Qwen3-30B-A3B with 6 of its 48 layers: what one card holds of it with its optimizer.
 //!
 //! A line of JSON a model, in the terms of reference peers: MFU is `(6 N + 6 V h + 6 layers length heads dim) tokens / time
@@ -37,6 +38,7 @@ const DENSE_FLOPS: f64 = 989.4e12;
 struct Options {
     batch: usize,
     length: usize,
+    prompt: usize,
     steps: usize,
     warmup: usize,
     recompute: String,
@@ -60,6 +62,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let options = Options {
         batch: number("--batch", 4)?,
         length: number("--length", 4096)?,
+        prompt: number("--prompt", 0)?,
         steps: number("--steps", 4)?,
         warmup: number("--warmup", 2)?,
         recompute: value("--recompute").map_or("none", String::as_str).into(),
@@ -158,7 +161,8 @@ fn run(name: &str, options: &Options) -> Result<(), Box<dyn Error>> {
         .into_iter()
         .map(|v| v.abs() as u32 % VOCAB as u32)
         .collect();
-    let mask = vec![1u8; options.length];
+    let mut mask = vec![1u8; options.length];
+    mask[..options.prompt.min(options.length)].fill(0);
     let rows: Vec<&[u32]> = ids.chunks(options.length).collect();
     let sequences: Vec<SftSequence<'_>> = rows
         .iter()
@@ -184,7 +188,7 @@ fn run(name: &str, options: &Options) -> Result<(), Box<dyn Error>> {
         (factor * per_token * tokens as f64 / (ms / 1e3) / DENSE_FLOPS * 1e3).round() / 10.0
     };
     let mut line = json!({
-        "model": name, "tokens": tokens, "recompute": options.recompute, "step_ms": round(train_ms), "tok_s": speed(train_ms),
+        "model": name, "tokens": tokens, "prompt": options.prompt, "recompute": options.recompute, "step_ms": round(train_ms), "tok_s": speed(train_ms),
         "mfu": mfu(train_ms, 6.0), "peak_gib": round(ops.peak_bytes() as f64 / (1u64 << 30) as f64), "setup_s": round(setup_s),
         "losses": losses, "all_ms": train_times,
     });
