@@ -175,8 +175,8 @@ impl Cuda {
         Ok(y)
     }
 
-    /// The bits of a tensor's numbers, which are bf16, in the memory of `into` where that is of their length: new memory costs more
-    /// than the copy does.
+    /// The bits of a tensor's numbers, which are bf16, in the memory of `into` where that is of their length: new memory costs as
+    /// much as the copy does.
     ///
     /// # Errors
     /// The driver fails.

@@ -43,7 +43,7 @@ pub struct Buckets {
     places: HashMap<String, Place>,
     /// What servers are asked for afterwards, and where it is.
     looked_at: Vec<(FirstValues, Place)>,
-    /// Memory of the version that was kept before: to give it back and to get as much anew takes as long as to read a version.
+    /// Memory of the version that was kept before: to give it back takes as long as to read a version, and so does getting as much anew.
     room: Mutex<Vec<Vec<u16>>>,
 }
 
