@@ -14,6 +14,14 @@ pub(crate) fn that(fits: bool, op: &'static str, detail: impl FnOnce() -> String
     }
 }
 
+/// The first of several.
+pub(crate) fn some<T: Copy>(op: &'static str, all: &[T]) -> Result<T> {
+    all.first().copied().ok_or_else(|| Error::Shape {
+        op,
+        detail: "of nothing".into(),
+    })
+}
+
 /// Both shapes equal?
 pub(crate) fn same(op: &'static str, a: (usize, usize), b: (usize, usize)) -> Result<()> {
     that(a == b, op, || format!("{a:?} and {b:?} should be equal"))

@@ -7,6 +7,7 @@
 mod meeting;
 
 use meeting::{PLACES, ranks};
+use slime_kernels::comm::Begun;
 use slime_kernels::{Cpu, Ops, Reduce, Result};
 use std::time::{Duration, Instant};
 
@@ -32,6 +33,11 @@ fn every_collective_gives_what_its_words_say() {
             let (mut sum, mut max) = (vec![r, 1.0], vec![r, -r]);
             comm.all_reduce_host(&mut sum, Reduce::Sum).unwrap();
             comm.all_reduce_host(&mut max, Reduce::Max).unwrap();
+            let others = (0..3).filter(|&to| to != comm.rank());
+            let swapped: Vec<f64> = others.map(|to| 10.0 * r + to as f64).collect();
+            let swapped = ops.tensor_f64(2, 1, &swapped).unwrap();
+            let swapped = comm.begin_swap(swapped, 1).and_then(Begun::wait);
+            let turned = comm.begin_rotate(x.clone()).and_then(Begun::wait);
             let next = (comm.rank() + 1) % 3;
             comm.send(next, 7, &x).unwrap();
             [
@@ -47,6 +53,8 @@ fn every_collective_gives_what_its_words_say() {
                 sum,
                 max,
                 comm.all_gather_host(&[r]).unwrap(),
+                read(ops, swapped),
+                read(ops, turned),
             ]
         });
         for (rank, got) in all.iter().enumerate() {
@@ -71,6 +79,10 @@ fn every_collective_gives_what_its_words_say() {
                 (&[3.0, 3.0][..], &[2.0, 0.0][..])
             );
             assert_eq!(got[11], [0.0, 1.0, 2.0]);
+            let others = (0..3).filter(|&from| from != rank);
+            let swapped: Vec<f64> = others.map(|from| 10.0 * from as f64 + r).collect();
+            assert_eq!(got[12], swapped);
+            assert_eq!(got[13], got[4]);
         }
     }
 }

@@ -327,3 +327,51 @@ fn pieces_are_cut_laid_together_and_padded_with_zeros() {
         assert!(refused.is_err());
     }
 }
+
+#[test]
+fn products_in_turns_are_the_product() {
+    let ops = F64::poisoning();
+    let (rows, inputs, outputs) = (7, 5, 6);
+    let x = ops
+        .tensor_f64(rows, inputs, &numbers(rows * inputs, 1))
+        .unwrap();
+    let w = ops
+        .tensor_f64(outputs, inputs, &numbers(outputs * inputs, 2))
+        .unwrap();
+    let dy = ops
+        .tensor_f64(rows, outputs, &numbers(rows * outputs, 3))
+        .unwrap();
+    let (mut y, mut dx) = (
+        ops.room(rows, outputs).unwrap(),
+        ops.room(rows, inputs).unwrap(),
+    );
+    for range in [2..7, 0..2] {
+        let at = range.start;
+        ops.put_nt(&ops.rows(&x, range.clone()).unwrap(), &w, &mut y, at)
+            .unwrap();
+        ops.put_nn(&ops.rows(&dy, range).unwrap(), &w, &mut dx, at)
+            .unwrap();
+    }
+    let whole = (
+        ops.matmul_nt(&x, &w).unwrap(),
+        ops.matmul_nn(&dy, &w).unwrap(),
+    );
+    for (made, whole) in [(&y, &whole.0), (&dx, &whole.1)] {
+        assert_eq!(ops.read_f64(made).unwrap(), ops.read_f64(whole).unwrap());
+    }
+    assert!(ops.put_nt(&x, &w, &mut y, 1).is_err());
+    assert!(ops.rows(&x, 3..8).is_err());
+}
+
+#[test]
+fn a_sum_is_in_order_and_of_something() {
+    let ops = Cpu::<f32>::new();
+    let of = |x: f64| ops.tensor_f64(1, 1, &[x]).unwrap();
+    // In f32, term by term, the small ones would be lost.
+    let sum = ops
+        .sum(&[&of(1.0), &of(3e-8), &of(3e-8), &of(3e-8)])
+        .unwrap();
+    assert_eq!(ops.read(&sum).unwrap(), [1.0 + f32::EPSILON]);
+    assert!(ops.sum(&[]).is_err());
+    assert!(ops.sum(&[&of(1.0), &ops.room(2, 1).unwrap()]).is_err());
+}

@@ -115,12 +115,22 @@ pub trait Comm<O: Ops>: Send + Sync {
     fn begin_all_reduce(&self, x: O::Tensor) -> Result<Begun<O::Tensor>> {
         self.all_reduce(&x).map(Begun::done)
     }
-    /// Begin a [`Self::reduce_scatter`], likewise.
+    /// Begin to give every other member rows, as many each and in the members' order; what comes are theirs for this member, in
+    /// that order. The half of a [`Self::reduce_scatter`] that leaves the sum, and this member's own part, to the caller.
     ///
     /// # Errors
     /// As [`Self::all_reduce`].
-    fn begin_reduce_scatter(&self, x: O::Tensor) -> Result<Begun<O::Tensor>> {
-        self.reduce_scatter(&x).map(Begun::done)
+    fn begin_swap(&self, x: O::Tensor, rows: usize) -> Result<Begun<O::Tensor>> {
+        let mut counts = vec![rows; self.size()];
+        counts[self.rank()] = 0;
+        self.all_to_all(&x, &counts, &counts).map(Begun::done)
+    }
+    /// Begin a [`Self::rotate`], likewise.
+    ///
+    /// # Errors
+    /// As [`Self::all_reduce`].
+    fn begin_rotate(&self, x: O::Tensor) -> Result<Begun<O::Tensor>> {
+        self.rotate(&x).map(Begun::done)
     }
     /// Begin a [`Self::all_gather`], likewise.
     ///

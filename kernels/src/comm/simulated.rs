@@ -4,7 +4,7 @@
 //! replayed afterwards against a clock (the trainer's `plan`). It cannot know what others would have sent: numbers it
 //! returns are its own.
 
-use super::{Comm, Reduce};
+use super::{Begun, Comm, Reduce};
 use crate::shapes::{ShapeFloat, ShapeTensor, Shapes};
 use crate::{Error, Ops, Result};
 use std::sync::Arc;
@@ -147,6 +147,14 @@ impl Comm<Shapes> for Simulated {
     fn all_to_all(&self, x: &ShapeTensor, _: &[usize], recv_rows: &[usize]) -> Result<ShapeTensor> {
         let (_, cols) = self.of_tensor(Exchange::AllToAll, x);
         Ok(self.ops.tensor_of(recv_rows.iter().sum(), cols))
+    }
+
+    fn begin_swap(&self, x: ShapeTensor, rows: usize) -> Result<Begun<ShapeTensor>> {
+        // What it is the half of that takes the time.
+        let (others, cols) = self.ops.shape(&x);
+        let bytes = (others + rows) * cols * self.ops.meter().widths().tensor;
+        self.note(Exchange::ReduceScatter, bytes);
+        Ok(Begun::done(self.ops.tensor_of(others, cols)))
     }
 
     fn rotate(&self, x: &ShapeTensor) -> Result<ShapeTensor> {

@@ -131,6 +131,9 @@ macro_rules! ops {
             fn add(&self, x: &Self::Tensor, y: &Self::Tensor) -> Result<Self::Tensor> {
                 rows::cpu::add(self, x, y)
             }
+            fn sum(&self, all: &[&Self::Tensor]) -> Result<Self::Tensor> {
+                rows::cpu::sum_of(self, all)
+            }
             fn add_bias(&self, x: &Self::Tensor, b: &Self::Tensor) -> Result<Self::Tensor> {
                 rows::cpu::add_bias(self, x, b)
             }
@@ -241,6 +244,27 @@ macro_rules! ops {
             }
             fn matmul_nn(&self, dy: &Self::Tensor, w: &Self::Tensor) -> Result<Self::Tensor> {
                 matmul::cpu::nn(self, dy, w)
+            }
+            fn room(&self, rows: usize, cols: usize) -> Result<Self::Tensor> {
+                Ok(CpuTensor::new(rows, cols, self.take(rows * cols)))
+            }
+            fn put_nt(
+                &self,
+                x: &Self::Tensor,
+                w: &Self::Tensor,
+                y: &mut Self::Tensor,
+                at: usize,
+            ) -> Result<()> {
+                matmul::cpu::put(&matmul::cpu::nt(self, x, w)?, y, at)
+            }
+            fn put_nn(
+                &self,
+                dy: &Self::Tensor,
+                w: &Self::Tensor,
+                dx: &mut Self::Tensor,
+                at: usize,
+            ) -> Result<()> {
+                matmul::cpu::put(&matmul::cpu::nn(self, dy, w)?, dx, at)
             }
             fn accumulate_tn(
                 &self,

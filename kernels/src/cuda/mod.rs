@@ -7,6 +7,7 @@
 mod attention;
 pub mod broadcast;
 mod choices;
+mod copies;
 mod delta;
 mod delta_chunks;
 mod device;

@@ -8,6 +8,7 @@
 //! group's id. When a rank fails, every communicator is
 //! aborted, which frees whoever waits in one. Read [`crate::comm`] for the contract.
 
+use super::copies::Copies;
 use super::exchange::{Collective, Exchange, Lane};
 use super::{Cuda, Float, Tensor, driver, library};
 use crate::comm::{Begun, Comm, Group, Meet, Reduce, World};
@@ -16,6 +17,7 @@ use cudarc::driver::{CudaEvent, CudaStream, result};
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use std::collections::{BTreeSet, VecDeque};
 use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
@@ -247,6 +249,8 @@ pub struct Nccl<M: Meet = World> {
     posts: Option<[Post; 2]>,
     /// What is quicker where GPUs reach each other's memory.
     direct: Option<Exchange>,
+    /// What runs beside other work there.
+    copies: Option<Copies>,
     /// Members are threads of one process on one GPU (NCCL's `NCCL_MULTI_RANK_GPU_ENABLE`). A kernel that waits for another
     /// member then holds the device that this member may need in order to come: one that loads a kernel or copies waits for
     /// all there is. So members meet on the host before a call, and wait for its end. Single messages go through the host.
@@ -319,17 +323,20 @@ impl<M: Meet + 'static> Nccl<M> {
                 }
             }));
         }
+        // What is begun early comes before what it runs beside: others wait for it.
+        let side = cuda.device.context.new_stream_with_priority(first);
+        let side = side.map_err(driver)?;
+        let copies = match &direct {
+            Some(_) => Some(Copies::between(&cuda, &side, &host)?),
+            None => None,
+        };
         Ok(Self {
             api,
             host,
             direct,
+            copies,
             line: main,
-            // What is begun early comes before what it runs beside: others wait for it.
-            side: cuda
-                .device
-                .context
-                .new_stream_with_priority(first)
-                .map_err(driver)?,
+            side,
             posts,
             cuda,
             share_a_gpu,
@@ -449,8 +456,13 @@ impl<M: Meet + 'static> Nccl<M> {
     }
 
     /// Several sends and receives as one call.
-    fn grouped(&self, op: &str, calls: impl FnOnce(Handle, *mut c_void) -> Status) -> Result<()> {
-        self.call(op, |handle, stream| {
+    fn grouped(
+        &self,
+        stream: &Arc<CudaStream>,
+        op: &str,
+        calls: impl FnOnce(Handle, *mut c_void) -> Status,
+    ) -> Result<()> {
+        self.call_on(stream, op, |handle, stream| {
             // SAFETY: every start has its end, on this thread.
             let begun = unsafe { (self.api.group_start)() };
             if begun != 0 {
@@ -460,6 +472,46 @@ impl<M: Meet + 'static> Nccl<M> {
             // SAFETY: as above.
             let ended = unsafe { (self.api.group_end)() };
             if inside != 0 { inside } else { ended }
+        })
+    }
+
+    /// `y` becomes the rows that all members give this one, as [`Comm::all_to_all`] says.
+    fn dealt_out(
+        &self,
+        stream: &Arc<CudaStream>,
+        x: &Tensor,
+        send_rows: &[usize],
+        recv_rows: &[usize],
+        y: &Tensor,
+    ) -> Result<()> {
+        let size = self.size();
+        let fits = send_rows.len() == size
+            && recv_rows.len() == size
+            && send_rows.iter().sum::<usize>() == x.rows;
+        if !fits {
+            let detail = format!(
+                "{send_rows:?} and {recv_rows:?} rows for {size} members and {}",
+                x.rows
+            );
+            return Err(failed(format!("all_to_all: {detail}")));
+        }
+        self.grouped(stream, "all_to_all", |handle, stream| {
+            let (mut from, mut to) = (x.block.ptr, y.block.ptr);
+            statuses((0..size).map(|peer| {
+                let (n, m) = (send_rows[peer] * x.cols, recv_rows[peer] * x.cols);
+                let mut status = 0;
+                // SAFETY: the counts sum to the rows of x and of y.
+                unsafe {
+                    if n > 0 {
+                        status = (self.api.send)(at(from), n, BF16, peer as c_int, handle, stream);
+                    }
+                    if m > 0 && status == 0 {
+                        status = (self.api.recv)(at(to), m, BF16, peer as c_int, handle, stream);
+                    }
+                }
+                (from, to) = (from + 2 * n as u64, to + 2 * m as u64);
+                status
+            }))
         })
     }
 
@@ -514,37 +566,10 @@ impl<M: Meet + 'static> Comm<Cuda> for Nccl<M> {
     }
 
     fn all_to_all(&self, x: &Tensor, send_rows: &[usize], recv_rows: &[usize]) -> Result<Tensor> {
-        let size = self.size();
-        let fits = send_rows.len() == size
-            && recv_rows.len() == size
-            && send_rows.iter().sum::<usize>() == x.rows;
-        if !fits {
-            let detail = format!(
-                "{send_rows:?} and {recv_rows:?} rows for {size} members and {}",
-                x.rows
-            );
-            return Err(failed(format!("all_to_all: {detail}")));
-        }
         let rows = recv_rows.iter().sum();
         let y = self.cuda.new_tensor(rows, x.cols, "rows of all ranks")?;
-        self.grouped("all_to_all", |handle, stream| {
-            let (mut from, mut to) = (x.block.ptr, y.block.ptr);
-            statuses((0..size).map(|peer| {
-                let (n, m) = (send_rows[peer] * x.cols, recv_rows[peer] * x.cols);
-                let mut status = 0;
-                // SAFETY: the counts sum to the rows of x and of y.
-                unsafe {
-                    if n > 0 {
-                        status = (self.api.send)(at(from), n, BF16, peer as c_int, handle, stream);
-                    }
-                    if m > 0 && status == 0 {
-                        status = (self.api.recv)(at(to), m, BF16, peer as c_int, handle, stream);
-                    }
-                }
-                (from, to) = (from + 2 * n as u64, to + 2 * m as u64);
-                status
-            }))
-        })?;
+        let stream = &self.cuda.device.stream;
+        self.dealt_out(stream, x, send_rows, recv_rows, &y)?;
         Ok(y)
     }
 
@@ -558,7 +583,7 @@ impl<M: Meet + 'static> Comm<Cuda> for Nccl<M> {
             direct.fetch(&self.cuda.device.stream, x, &y, before)?;
             return Ok(y);
         }
-        self.grouped("rotate", |handle, stream| {
+        self.grouped(&self.cuda.device.stream, "rotate", |handle, stream| {
             // SAFETY: both blocks hold n bf16.
             unsafe {
                 let sent = (self.api.send)(at(x.block.ptr), n, BF16, next as c_int, handle, stream);
@@ -652,12 +677,53 @@ impl<M: Meet + 'static> Comm<Cuda> for Nccl<M> {
         self.begin_collecting(Collective::Sum, x)
     }
 
-    fn begin_reduce_scatter(&self, x: Tensor) -> Result<Begun<Tensor>> {
-        self.begin_collecting(Collective::Share, x)
+    fn begin_all_gather(&self, x: Tensor) -> Result<Begun<Tensor>> {
+        let Some(copies) = &self.copies else {
+            return self.begin_collecting(Collective::Gather, x);
+        };
+        let (y, len) = (self.room(Collective::Gather, &x)?, x.rows * x.cols);
+        let given = vec![0..len; self.size()];
+        let places: Vec<_> = (0..self.size()).map(|m| m * len..(m + 1) * len).collect();
+        copies.begin(&self.host, (x, &given), (y, &places))
     }
 
-    fn begin_all_gather(&self, x: Tensor) -> Result<Begun<Tensor>> {
-        self.begin_collecting(Collective::Gather, x)
+    fn begin_swap(&self, x: Tensor, rows: usize) -> Result<Begun<Tensor>> {
+        if x.rows != rows * (self.size() - 1) {
+            let detail = format!("{} rows, {rows} for each other member", x.rows);
+            return Err(failed(format!("swap: {detail}")));
+        }
+        let y = self.cuda.new_tensor(x.rows, x.cols, "others' rows")?;
+        let mut counts = vec![rows; self.size()];
+        counts[self.rank()] = 0;
+        let Some(copies) = &self.copies else {
+            return self.begin((x, y), |x, y| {
+                self.dealt_out(&self.side, x, &counts, &counts, y)
+            });
+        };
+        let mut at = 0;
+        let pieces: Vec<_> = counts
+            .iter()
+            .map(|rows| {
+                let start = at;
+                at += rows * x.cols;
+                start..at
+            })
+            .collect();
+        copies.begin(&self.host, (x, &pieces), (y, &pieces))
+    }
+
+    fn begin_rotate(&self, x: Tensor) -> Result<Begun<Tensor>> {
+        let Some(copies) = &self.copies else {
+            return self.rotate(&x).map(Begun::done);
+        };
+        let y = self.cuda.new_tensor(x.rows, x.cols, "a neighbour's rows")?;
+        let (size, rank, len) = (self.size(), self.rank(), x.rows * x.cols);
+        let only = |chosen: usize| -> Vec<Range<usize>> {
+            let of = |member| if member == chosen { len } else { 0 };
+            (0..size).map(|member| 0..of(member)).collect()
+        };
+        let (next, before) = (only((rank + 1) % size), only((rank + size - 1) % size));
+        copies.begin(&self.host, (x, &next), (y, &before))
     }
 
     fn all_gather_float(&self, x: &Float) -> Result<Float> {

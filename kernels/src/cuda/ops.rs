@@ -3,6 +3,7 @@
 use super::device::Arg::{Int, Long, Ptr};
 use super::float::Of;
 use super::gemm::Shape;
+use super::pool::Block;
 use super::sources::{self, BLOCK_TOKENS};
 use super::tables::Tables;
 use super::{Cuda, Float, Ids, KvCache, Tensor, attention};
@@ -10,7 +11,7 @@ use crate::ops::through_host;
 use crate::{
     AdamW, ColumnMap, DeltaRule, Draw, Drawn, Error, HeadParts, Heads, KeySpan, Later, Norms, Ops,
     PagedSequence, Patch, Replay, Result, RopeTable, Route, Sequences, TokenStats, Update,
-    attend_keys,
+    attend_keys, check,
 };
 use half::bf16;
 use std::ops::Range;
@@ -21,6 +22,8 @@ pub(super) const VECTOR: usize = 8;
 pub(super) const THREADS: u32 = 256;
 /// Numbers that are widened at once to be looked at: 128 MiB.
 const WIDENED_AT_ONCE: usize = 32 << 20;
+/// What cublasLt expects of every matrix.
+const ALIGNED: usize = 256;
 
 fn shape_error(op: &'static str, detail: String) -> Error {
     Error::Shape { op, detail }
@@ -87,6 +90,53 @@ impl Cuda {
         out: u64,
     ) -> Result<()> {
         self.product_added(op, a, b, shape, (out, shape.accumulate))
+    }
+
+    fn product_nt(&self, x: &Tensor, w: &Tensor, y: u64) -> Result<()> {
+        let shape = Shape {
+            m: w.rows,
+            n: x.rows,
+            k: x.cols,
+            transpose_a: true,
+            transpose_b: false,
+            float_out: false,
+            accumulate: false,
+        };
+        self.product("matmul_nt", (w, w.cols), (x, x.cols), shape, y)
+    }
+
+    fn product_nn(&self, dy: &Tensor, w: &Tensor, dx: u64) -> Result<()> {
+        let shape = Shape {
+            m: w.cols,
+            n: dy.rows,
+            k: dy.cols,
+            transpose_a: false,
+            transpose_b: false,
+            float_out: false,
+            accumulate: false,
+        };
+        self.product("matmul_nn", (w, w.rows), (dy, dy.cols), shape, dx)
+    }
+
+    /// A product `[rows, cols]` in its place among the rows of `y`.
+    fn product_among(
+        &self,
+        op: &'static str,
+        (rows, cols): (usize, usize),
+        y: &mut Tensor,
+        at: usize,
+        product: impl FnOnce(u64) -> Result<()>,
+    ) -> Result<()> {
+        expect(op, cols == y.cols && at + rows <= y.rows, || {
+            format!("[{rows}, {cols}] at row {at} of [{}, {}]", y.rows, y.cols)
+        })?;
+        let to = y.block.ptr + (at * cols * 2) as u64;
+        if to.is_multiple_of(ALIGNED as u64) {
+            return product(to);
+        }
+        let held = self.new_tensor(rows, cols, "a product")?;
+        product(held.block.ptr)?;
+        self.copy_piece(held.block.ptr, to, rows * cols * 2)
     }
 
     /// A product written or, where `add` says so, added.
@@ -349,6 +399,30 @@ impl Ops for Cuda {
         Ok(z)
     }
 
+    fn sum(&self, all: &[&Tensor]) -> Result<Tensor> {
+        let first = check::some("sum", all)?;
+        for x in all {
+            check::same("sum", (first.rows, first.cols), (x.rows, x.cols))?;
+        }
+        if let [x, y] = all {
+            return self.add(x, y);
+        }
+        whole_vectors("sum", first.cols)?;
+        let y = self.new_tensor(first.rows, first.cols, "a sum")?;
+        let n = first.rows * first.cols / VECTOR;
+        let addresses: Vec<u64> = all.iter().map(|x| x.block.ptr).collect();
+        let addresses = self.device.upload(&addresses, "addresses of summands")?;
+        let args = [
+            Ptr(addresses.ptr),
+            Int(all.len() as i32),
+            Ptr(y.block.ptr),
+            Long(n as i64),
+        ];
+        self.device
+            .launch(&sources::rows(), "sum", self.grid(n), THREADS, 0, &args)?;
+        Ok(y)
+    }
+
     fn add_bias(&self, x: &Tensor, b: &Tensor) -> Result<Tensor> {
         expect("add_bias", x.cols == b.cols, || {
             format!("{} columns and {} biases", x.cols, b.cols)
@@ -425,6 +499,19 @@ impl Ops for Cuda {
         self.head_products("heads_nt", x, w, parts, true)
     }
 
+    fn rows(&self, x: &Tensor, rows: Range<usize>) -> Result<Tensor> {
+        expect("rows", rows.start <= rows.end && rows.end <= x.rows, || {
+            format!("rows {rows:?} of {}", x.rows)
+        })?;
+        let (offset, cols) = (rows.start * x.cols * 2, x.cols);
+        if !offset.is_multiple_of(ALIGNED) {
+            return self.cut_tensor(x, rows.start * cols..rows.end * cols, rows.len(), cols);
+        }
+        let block = Arc::new(Block::part(&x.block, offset, rows.len() * cols * 2));
+        let rows = rows.len();
+        Ok(Tensor { block, rows, cols })
+    }
+
     fn reshape(&self, x: &Tensor, rows: usize, cols: usize) -> Result<Tensor> {
         expect("reshape", x.rows * x.cols == rows * cols, || {
             format!("[{}, {}] as [{rows}, {cols}]", x.rows, x.cols)
@@ -492,32 +579,30 @@ impl Ops for Cuda {
 
     fn matmul_nt(&self, x: &Tensor, w: &Tensor) -> Result<Tensor> {
         let y = self.new_tensor(x.rows, w.rows, "a product")?;
-        let shape = Shape {
-            m: w.rows,
-            n: x.rows,
-            k: x.cols,
-            transpose_a: true,
-            transpose_b: false,
-            float_out: false,
-            accumulate: false,
-        };
-        self.product("matmul_nt", (w, w.cols), (x, x.cols), shape, y.block.ptr)?;
+        self.product_nt(x, w, y.block.ptr)?;
         Ok(y)
     }
 
     fn matmul_nn(&self, dy: &Tensor, w: &Tensor) -> Result<Tensor> {
         let dx = self.new_tensor(dy.rows, w.cols, "a product")?;
-        let shape = Shape {
-            m: w.cols,
-            n: dy.rows,
-            k: dy.cols,
-            transpose_a: false,
-            transpose_b: false,
-            float_out: false,
-            accumulate: false,
-        };
-        self.product("matmul_nn", (w, w.rows), (dy, dy.cols), shape, dx.block.ptr)?;
+        self.product_nn(dy, w, dx.block.ptr)?;
         Ok(dx)
+    }
+
+    fn room(&self, rows: usize, cols: usize) -> Result<Tensor> {
+        self.new_tensor(rows, cols, "products")
+    }
+
+    fn put_nt(&self, x: &Tensor, w: &Tensor, y: &mut Tensor, at: usize) -> Result<()> {
+        self.product_among("put_nt", (x.rows, w.rows), y, at, |to| {
+            self.product_nt(x, w, to)
+        })
+    }
+
+    fn put_nn(&self, dy: &Tensor, w: &Tensor, dx: &mut Tensor, at: usize) -> Result<()> {
+        self.product_among("put_nn", (dy.rows, w.cols), dx, at, |to| {
+            self.product_nn(dy, w, to)
+        })
     }
 
     fn accumulate_tn(&self, dy: &Tensor, x: &Tensor, dw: &mut Float) -> Result<()> {

@@ -10,7 +10,7 @@ use std::ops::Range;
 
 impl Cuda {
     /// `bytes` from one place to another, in stream order.
-    fn copy_piece(&self, from: u64, to: u64, bytes: usize) -> Result<()> {
+    pub(super) fn copy_piece(&self, from: u64, to: u64, bytes: usize) -> Result<()> {
         if bytes == 0 {
             return Ok(());
         }

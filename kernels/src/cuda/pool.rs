@@ -23,10 +23,29 @@ pub(super) struct Block {
     /// Recorded work writes it.
     is_recorded: bool,
     pool: Arc<Pool>,
+    /// What this is a part of, whose memory it is.
+    whole: Option<Arc<Block>>,
+}
+
+impl Block {
+    /// `bytes` of `whole` from `offset` on, which keep it alive.
+    pub(super) fn part(whole: &Arc<Self>, offset: usize, bytes: usize) -> Self {
+        assert!(offset + bytes <= whole.bytes, "a part lies inside");
+        Self {
+            ptr: whole.ptr + offset as u64,
+            bytes,
+            is_recorded: whole.is_recorded,
+            pool: Arc::clone(&whole.pool),
+            whole: Some(Arc::clone(whole)),
+        }
+    }
 }
 
 impl Drop for Block {
     fn drop(&mut self) {
+        if self.whole.is_some() {
+            return;
+        }
         let mut state = self.pool.state();
         if self.is_recorded && state.recordings > 0 {
             state.recorded.give(self.bytes, self.ptr);
@@ -168,6 +187,7 @@ impl Pool {
             bytes,
             is_recorded,
             pool: Arc::clone(self),
+            whole: None,
         })
     }
 

@@ -84,6 +84,18 @@ pub(crate) fn nn<T: Element>(
     Ok(CpuTensor::new(size.m, size.n, dx))
 }
 
+/// Rows of a product in their place among others.
+pub(crate) fn put<T: Element>(rows: &CpuTensor<T>, y: &mut CpuTensor<T>, at: usize) -> Result<()> {
+    check::that(
+        rows.cols == y.cols && at + rows.rows <= y.rows,
+        "put",
+        || format!("{rows:?} at row {at} of {y:?}"),
+    )?;
+    let (start, len) = (at * y.cols, rows.data().len());
+    y.data_mut()[start..start + len].copy_from_slice(rows.data());
+    Ok(())
+}
+
 pub(crate) fn accumulate_tn<T: Element>(
     cpu: &Cpu<T>,
     dy: &CpuTensor<T>,

@@ -17,7 +17,7 @@ pub use operands::{
     TokenStats, Update,
 };
 
-use crate::Result;
+use crate::{Error, Result};
 use std::ops::Range;
 
 /// The way between any two devices.
@@ -124,6 +124,15 @@ pub trait Ops: Send + Sync + 'static {
 
     // ---- rows ----
 
+    /// Rows `rows` of `x`, which a device shows without moving them.
+    fn rows(&self, x: &Self::Tensor, rows: Range<usize>) -> Result<Self::Tensor> {
+        let (has, cols) = self.shape(x);
+        if rows.start > rows.end || rows.end > has {
+            let detail = format!("rows {rows:?} of {has}");
+            return Err(Error::Shape { op: "rows", detail });
+        }
+        self.cut(x, rows.start * cols..rows.end * cols, rows.len(), cols)
+    }
     /// Rows `rows` of `x`, in the order given: `[rows.len(), cols]`.
     fn gather_rows(&self, x: &Self::Tensor, rows: &Self::Ids) -> Result<Self::Tensor>;
     /// The reverse: a zero `[num_rows, cols]` into which row `i` of `x` is written at `rows[i]`; `rows` are distinct.
@@ -135,6 +144,8 @@ pub trait Ops: Send + Sync + 'static {
     ) -> Result<Self::Tensor>;
     /// `x + y`, same shape.
     fn add(&self, x: &Self::Tensor, y: &Self::Tensor) -> Result<Self::Tensor>;
+    /// `Σ_i x_i` in order, same shape, rounded once.
+    fn sum(&self, all: &[&Self::Tensor]) -> Result<Self::Tensor>;
     /// `x + b`, `b: [1, cols]` added to every row.
     fn add_bias(&self, x: &Self::Tensor, b: &Self::Tensor) -> Result<Self::Tensor>;
     /// `db += Σ_rows dy`, `db: [1, cols]`.
@@ -156,6 +167,24 @@ pub trait Ops: Send + Sync + 'static {
     fn matmul_nt(&self, x: &Self::Tensor, w: &Self::Tensor) -> Result<Self::Tensor>;
     /// `dy W`: `dy: [rows, out]`, `w: [out, in]` → `[rows, in]`.
     fn matmul_nn(&self, dy: &Self::Tensor, w: &Self::Tensor) -> Result<Self::Tensor>;
+    /// `[rows, cols]` for [`Self::put_nt`] and [`Self::put_nn`] to fill.
+    fn room(&self, rows: usize, cols: usize) -> Result<Self::Tensor>;
+    /// [`Self::matmul_nt`] into the rows of `y` from `at` on; nobody shares `y`'s storage.
+    fn put_nt(
+        &self,
+        x: &Self::Tensor,
+        w: &Self::Tensor,
+        y: &mut Self::Tensor,
+        at: usize,
+    ) -> Result<()>;
+    /// [`Self::matmul_nn`] into the rows of `dx` from `at` on; nobody shares `dx`'s storage.
+    fn put_nn(
+        &self,
+        dy: &Self::Tensor,
+        w: &Self::Tensor,
+        dx: &mut Self::Tensor,
+        at: usize,
+    ) -> Result<()>;
     /// `dW += dyᵀ x`: `dy: [rows, out]`, `x: [rows, in]`, `dw: [out, in]`.
     fn accumulate_tn(
         &self,

@@ -69,6 +69,19 @@ pub(crate) fn add<T: Element>(
     Ok(CpuTensor::new(x.rows, x.cols, out))
 }
 
+pub(crate) fn sum_of<T: Element>(cpu: &Cpu<T>, all: &[&CpuTensor<T>]) -> Result<CpuTensor<T>> {
+    let first = check::some("sum", all)?;
+    for x in all {
+        check::same("sum", (first.rows, first.cols), (x.rows, x.cols))?;
+    }
+    let mut out = cpu.take(first.data().len());
+    for (i, out) in out.iter_mut().enumerate() {
+        let sum = all.iter().fold(0.0, |sum, x| sum + x.data()[i].to_f64());
+        *out = T::from_f64(sum);
+    }
+    Ok(CpuTensor::new(first.rows, first.cols, out))
+}
+
 simd! {
     fn add_row<T, V>(x: &[T], y: &[T], out: &mut [T]) {
         let mut i = 0;

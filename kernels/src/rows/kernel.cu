@@ -20,6 +20,19 @@ extern "C" __global__ void add(const u16* x, const u16* y, u16* z, i64 n) {
   }
 }
 
+extern "C" __global__ void sum(const u16* const* all, int count, u16* z, i64 n) {
+  for (i64 i = blockIdx.x * (i64)blockDim.x + threadIdx.x; i < n; i += (i64)gridDim.x * blockDim.x) {
+    float s[8] = {};
+    for (int k = 0; k < count; k++) {
+      float a[8];
+      unpack8(load8(all[k] + 8 * i), a);
+#pragma unroll
+      for (int j = 0; j < 8; j++) s[j] += a[j];
+    }
+    store8(z + 8 * i, pack8(s));
+  }
+}
+
 extern "C" __global__ void add_bias(const u16* x, const u16* bias, u16* z, int cols) {
   i64 base = (i64)blockIdx.x * cols;
   for (int c = threadIdx.x * 8; c < cols; c += blockDim.x * 8) {

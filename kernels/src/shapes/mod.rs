@@ -207,6 +207,14 @@ impl Ops for Shapes {
         self.moved(3 * x.rows * x.cols);
         Ok(self.tensor_of(x.rows, x.cols))
     }
+    fn sum(&self, all: &[&ShapeTensor]) -> Result<ShapeTensor> {
+        let first = check::some("sum", all)?;
+        for x in all {
+            check::same("sum", (first.rows, first.cols), (x.rows, x.cols))?;
+        }
+        self.moved((all.len() + 1) * first.rows * first.cols);
+        Ok(self.tensor_of(first.rows, first.cols))
+    }
     fn add_bias(&self, x: &ShapeTensor, _: &ShapeTensor) -> Result<ShapeTensor> {
         self.moved(2 * x.rows * x.cols);
         Ok(self.tensor_of(x.rows, x.cols))
@@ -231,6 +239,50 @@ impl Ops for Shapes {
         let dx = self.tensor_of(dy.rows, w.cols);
         self.gemm(dy.rows, w.cols, dy.cols);
         Ok(dx)
+    }
+    fn rows(&self, x: &ShapeTensor, rows: Range<usize>) -> Result<ShapeTensor> {
+        check::that(rows.start <= rows.end && rows.end <= x.rows, "rows", || {
+            format!("rows {rows:?} of {}", x.rows)
+        })?;
+        let (rows, few) = (rows.len(), None);
+        Ok(ShapeTensor {
+            rows,
+            few,
+            ..x.clone()
+        })
+    }
+    fn room(&self, rows: usize, cols: usize) -> Result<ShapeTensor> {
+        Ok(self.tensor_of(rows, cols))
+    }
+    fn put_nt(
+        &self,
+        x: &ShapeTensor,
+        w: &ShapeTensor,
+        y: &mut ShapeTensor,
+        at: usize,
+    ) -> Result<()> {
+        check::that(
+            x.cols == w.cols && y.cols == w.rows && at + x.rows <= y.rows,
+            "put_nt",
+            || format!("[{}, {}] and [{}, {}]", x.rows, x.cols, w.rows, w.cols),
+        )?;
+        self.gemm(x.rows, w.rows, x.cols);
+        Ok(())
+    }
+    fn put_nn(
+        &self,
+        dy: &ShapeTensor,
+        w: &ShapeTensor,
+        dx: &mut ShapeTensor,
+        at: usize,
+    ) -> Result<()> {
+        check::that(
+            dy.cols == w.rows && dx.cols == w.cols && at + dy.rows <= dx.rows,
+            "put_nn",
+            || format!("[{}, {}] and [{}, {}]", dy.rows, dy.cols, w.rows, w.cols),
+        )?;
+        self.gemm(dy.rows, w.cols, dy.cols);
+        Ok(())
     }
     fn accumulate_tn(&self, dy: &ShapeTensor, x: &ShapeTensor, dw: &mut ShapeFloat) -> Result<()> {
         let fits = dy.rows == x.rows && (dw.rows, dw.cols) == (dy.cols, x.cols);

@@ -64,13 +64,18 @@ fn everything() -> Result<bool> {
             let sum: Vec<f32> = (0..len).map(|i| all.iter().map(|x| x[i]).sum()).collect();
             let share = rank * len / RANKS..(rank + 1) * len / RANKS;
             let x = cuda.tensor(rows, cols, &all[rank])?;
-            let begun = group.begin_reduce_scatter(x.clone())?;
+            let half = rows / RANKS * cols;
+            let others = &all[rank][(1 - rank) * half..][..half];
+            let swapping = cuda.tensor(rows / RANKS, cols, others)?;
+            let swapping = group.begin_swap(swapping, rows / RANKS)?;
+            let turning = group.begin_rotate(x.clone())?;
             let coming = group.begin_all_gather(x.clone())?;
             right &= cuda.read(&group.all_reduce(&x)?)? == sum;
             right &= cuda.read(&group.reduce_scatter(&x)?)? == sum[share.clone()];
             right &= cuda.read(&group.all_gather(&x)?)? == all.concat();
             right &= cuda.read(&group.rotate(&x)?)? == all[(rank + RANKS - 1) % RANKS];
-            right &= cuda.read(&begun.wait()?)? == sum[share];
+            right &= cuda.read(&swapping.wait()?)? == all[1 - rank][share];
+            right &= cuda.read(&turning.wait()?)? == all[1 - rank];
             right &= cuda.read(&coming.wait()?)? == all.concat();
         }
         Ok(right)

@@ -98,8 +98,8 @@ impl Attention {
             ),
             None => (sum.clone(), out),
         };
-        let delta = self.out.forward(&projected, pass.ops, pass.weights)?;
-        let delta = pass.peers.leave(delta)?;
+        let on = (pass.ops, pass.weights);
+        let delta = pass.peers.left(&self.out, &projected, on)?;
         let (delta, post) = PostNorm::apply(self.post.as_ref(), delta, pass)?;
         Ok(Finished {
             stream: Stream {
@@ -124,22 +124,21 @@ impl Attention {
         keep_all: bool,
     ) -> Result<(Stream<O>, SavedAttention<O>)> {
         let x = self.norm.forward(stream, pass.ops, pass.weights)?;
-        let input = pass.peers.enter(&x.out)?;
+        let input = || pass.peers.enter(&x.out);
         let (out, core) = match &self.core {
             Core::Grouped(core) => {
-                let (out, saved) = core.forward(&input, sequences, pass, keep_all)?;
+                let (out, saved) = core.forward(&x.out, sequences, pass, keep_all)?;
                 (out, SavedCore::Grouped(saved))
             }
             Core::Latent(core) => {
-                let (out, saved) = core.forward(&input, sequences, pass, keep_all)?;
+                let (out, saved) = core.forward(&input()?, sequences, pass, keep_all)?;
                 (out, SavedCore::Latent(saved))
             }
             Core::Delta(core) => {
-                let (out, saved) = core.forward(&input, sequences, pass)?;
+                let (out, saved) = core.forward(&input()?, sequences, pass)?;
                 (out, SavedCore::Delta(saved))
             }
         };
-        drop(input);
         let end = self.finish(&x.sum, out, rows, pass)?;
         let saved = SavedAttention {
             sum: x.sum,
@@ -164,11 +163,11 @@ impl Attention {
         pass: Pass<'_, O>,
     ) -> Result<Stream<O>> {
         let x = self.norm.forward(stream, pass.ops, pass.weights)?;
-        let input = pass.peers.enter(&x.out)?;
+        let input = || pass.peers.enter(&x.out);
         let out = match &self.core {
-            Core::Grouped(core) => core.infer(&input, sequences, pass)?,
-            Core::Latent(core) => core.infer(&input, sequences, pass)?,
-            Core::Delta(core) => core.forward(&input, sequences, pass)?.0,
+            Core::Grouped(core) => core.infer(&x.out, sequences, pass)?,
+            Core::Latent(core) => core.infer(&input()?, sequences, pass)?,
+            Core::Delta(core) => core.forward(&input()?, sequences, pass)?.0,
         };
         Ok(self.finish(&x.sum, out, rows, pass)?.stream)
     }
@@ -185,11 +184,11 @@ impl Attention {
         pass: Pass<'_, O>,
     ) -> Result<Stream<O>> {
         let x = self.norm.forward(stream, pass.ops, pass.weights)?;
-        let input = pass.peers.enter(&x.out)?;
+        let input = || pass.peers.enter(&x.out);
         let out = match &self.core {
-            Core::Grouped(core) => core.infer_paged(&input, paged, pass)?,
-            Core::Latent(core) => core.infer_paged(&input, paged, pass)?,
-            Core::Delta(core) => core.infer_paged(&input, paged, pass)?,
+            Core::Grouped(core) => core.infer_paged(&x.out, paged, pass)?,
+            Core::Latent(core) => core.infer_paged(&input()?, paged, pass)?,
+            Core::Delta(core) => core.infer_paged(&input()?, paged, pass)?,
         };
         Ok(self.finish(&x.sum, out, rows, pass)?.stream)
     }
@@ -210,10 +209,9 @@ impl Attention {
     ) -> Result<O::Tensor> {
         let (ops, weights) = (pass.ops, pass.weights);
         let ddelta = PostNorm::backward(self.post.as_ref(), &dstream, saved.post, pass, grads)?;
-        let ddelta = pass.peers.leave_backward(&ddelta)?;
-        let dout = self
-            .out
-            .backward(&ddelta, &saved.projected, ops, weights, grads)?;
+        let on = (ops, weights);
+        let (dout, ddelta) = pass.peers.left_backward(&self.out, &ddelta, on)?;
+        self.out.accumulate(&ddelta, &saved.projected, ops, grads)?;
         drop((ddelta, saved.projected));
         let (dout, dstream) = match rows {
             Some(rows) => (
@@ -242,9 +240,9 @@ impl Attention {
             (Core::Grouped(core), SavedCore::Grouped(saved)) => {
                 let rows = pass.peers.begin_enter(normed()?)?;
                 let dqkv = core.backward_to_rows(dout, saved, sequences, pass, grads)?;
-                let on = (ops, weights);
-                let peers = pass.peers;
-                let dx = peers.backward_of_entered(&core.qkv, &dqkv, rows, on, grads)?;
+                let dx = pass
+                    .peers
+                    .entered_backward(&core.qkv, &dqkv, rows, on, grads)?;
                 return self
                     .norm
                     .backward(&dx, sum, stat, Some(&dstream), ops, weights, grads);

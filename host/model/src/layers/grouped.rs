@@ -123,13 +123,14 @@ impl Grouped {
             .qk_norm_rope(qkv, self.heads, pass.positions, pass.rope, norms)
     }
 
-    /// Packed rows, and the gate.
+    /// Packed rows of all ranks' `x`, and the gate.
     fn project<O: Ops>(
         &self,
         x: &O::Tensor,
         pass: Pass<'_, O>,
     ) -> Result<(O::Tensor, Option<O::Tensor>)> {
-        let all = self.qkv.forward(x, pass.ops, pass.weights)?;
+        let on = (pass.ops, pass.weights);
+        let all = pass.peers.entered(&self.qkv, x, on)?;
         match &self.gate {
             None => Ok((all, None)),
             Some(gate) => Ok((
@@ -151,7 +152,7 @@ impl Grouped {
         }
     }
 
-    /// `x: [tokens, hidden]` → `[tokens, query × dim]`.
+    /// `x: [tokens, hidden]`, or this rank's of these rows → `[tokens, query × dim]`.
     ///
     /// # Errors
     /// The device failed.

@@ -12,7 +12,68 @@ pub struct Linear {
     pub bias: Option<ParamId>,
 }
 
+/// Which of a matrix's two products.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Way {
+    /// `x Wᵀ`, without the bias.
+    Forward,
+    /// `dy W`.
+    Back,
+}
+
 impl Linear {
+    /// Columns of a product.
+    pub(super) fn width<O: Ops>(&self, way: Way, ops: &O, weights: &Weights<O>) -> usize {
+        let (outputs, inputs) = ops.shape(weights.get(self.weight));
+        match way {
+            Way::Forward => outputs,
+            Way::Back => inputs,
+        }
+    }
+
+    /// A product.
+    pub(super) fn product<O: Ops>(
+        &self,
+        way: Way,
+        x: &O::Tensor,
+        (ops, weights): (&O, &Weights<O>),
+    ) -> Result<O::Tensor> {
+        let weight = weights.get(self.weight);
+        match way {
+            Way::Forward => ops.matmul_nt(x, weight),
+            Way::Back => ops.matmul_nn(x, weight),
+        }
+    }
+
+    /// A product into the rows of `y` from `at` on.
+    pub(super) fn put<O: Ops>(
+        &self,
+        way: Way,
+        x: &O::Tensor,
+        (ops, weights): (&O, &Weights<O>),
+        y: &mut O::Tensor,
+        at: usize,
+    ) -> Result<()> {
+        let weight = weights.get(self.weight);
+        match way {
+            Way::Forward => ops.put_nt(x, weight, y, at),
+            Way::Back => ops.put_nn(x, weight, y, at),
+        }
+    }
+
+    /// What [`Way::Forward`] leaves out.
+    pub(super) fn biased<O: Ops>(
+        &self,
+        y: O::Tensor,
+        ops: &O,
+        weights: &Weights<O>,
+    ) -> Result<O::Tensor> {
+        match self.bias {
+            Some(bias) => ops.add_bias(&y, weights.get(bias)),
+            None => Ok(y),
+        }
+    }
+
     /// `x: [rows, in]` → `[rows, out]`.
     ///
     /// # Errors
@@ -23,11 +84,8 @@ impl Linear {
         ops: &O,
         weights: &Weights<O>,
     ) -> Result<O::Tensor> {
-        let y = ops.matmul_nt(x, weights.get(self.weight))?;
-        match self.bias {
-            Some(bias) => ops.add_bias(&y, weights.get(bias)),
-            None => Ok(y),
-        }
+        let y = self.product(Way::Forward, x, (ops, weights))?;
+        self.biased(y, ops, weights)
     }
 
     /// `dy: [rows, out]` → `dx: [rows, in]`; adds `dW` and `db`. `x` is what forward took.
@@ -74,6 +132,6 @@ impl Linear {
         ops: &O,
         weights: &Weights<O>,
     ) -> Result<O::Tensor> {
-        ops.matmul_nn(dy, weights.get(self.weight))
+        self.product(Way::Back, dy, (ops, weights))
     }
 }

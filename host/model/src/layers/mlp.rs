@@ -68,21 +68,6 @@ enum SavedBody<O: Ops> {
 }
 
 impl Gated {
-    /// Everything up to the activation, kept for the backward.
-    ///
-    /// # Errors
-    /// The device failed.
-    pub fn keep<O: Ops>(
-        &self,
-        x: &O::Tensor,
-        ops: &O,
-        weights: &Weights<O>,
-    ) -> Result<SavedGated<O>> {
-        let gate_up = self.gate_up.forward(x, ops, weights)?;
-        let activated = Some(ops.swiglu(&gate_up)?);
-        Ok(SavedGated { gate_up, activated })
-    }
-
     /// `x: [rows, hidden]` → the same shape.
     ///
     /// # Errors
@@ -94,11 +79,11 @@ impl Gated {
         weights: &Weights<O>,
         keep_all: bool,
     ) -> Result<(O::Tensor, SavedGated<O>)> {
-        let mut saved = self.keep(x, ops, weights)?;
-        let activated = saved.activated.take().expect("keep made it");
+        let gate_up = self.gate_up.forward(x, ops, weights)?;
+        let activated = ops.swiglu(&gate_up)?;
         let y = self.down.forward(&activated, ops, weights)?;
-        saved.activated = keep_all.then_some(activated);
-        Ok((y, saved))
+        let activated = keep_all.then_some(activated);
+        Ok((y, SavedGated { gate_up, activated }))
     }
 
     /// The same without keeping anything.
@@ -123,25 +108,25 @@ impl Gated {
         weights: &Weights<O>,
         grads: &mut Gradients<O>,
     ) -> Result<O::Tensor> {
-        let dgate_up = self.backward_of_down(dy, saved, ops, weights, grads)?;
+        let da = self.down.input_gradient(dy, ops, weights)?;
+        let dgate_up = self.backward_of_activation(dy, da, saved, ops, grads)?;
         self.gate_up.backward(&dgate_up, &x()?, ops, weights, grads)
     }
 
-    /// `dy` → the gradient of gate and up.
-    fn backward_of_down<O: Ops>(
+    /// `dy` and the gradient of the activation → that of gate and up; adds that of `down`.
+    fn backward_of_activation<O: Ops>(
         &self,
         dy: &O::Tensor,
+        da: O::Tensor,
         saved: SavedGated<O>,
         ops: &O,
-        weights: &Weights<O>,
         grads: &mut Gradients<O>,
     ) -> Result<O::Tensor> {
         if let Some(activated) = saved.activated {
-            let da = self.down.backward(dy, &activated, ops, weights, grads)?;
+            self.down.accumulate(dy, &activated, ops, grads)?;
             drop(activated);
             return ops.swiglu_backward(&da, &saved.gate_up);
         }
-        let da = self.down.input_gradient(dy, ops, weights)?;
         let (dgate_up, activated) = ops.swiglu_backward_again(&da, &saved.gate_up)?;
         drop((da, saved.gate_up));
         self.down.accumulate(dy, &activated, ops, grads)?;
@@ -158,8 +143,10 @@ impl Mlp {
         match (&self.body, &self.post) {
             (Body::Gated(gated), None) => {
                 let x = self.norm.forward(stream, pass.ops, pass.weights)?;
-                let input = pass.peers.enter(&x.out)?;
-                let body = SavedBody::Gated(gated.keep(&input, pass.ops, pass.weights)?);
+                let on = (pass.ops, pass.weights);
+                let gate_up = pass.peers.entered(&gated.gate_up, &x.out, on)?;
+                let activated = Some(pass.ops.swiglu(&gate_up)?);
+                let body = SavedBody::Gated(SavedGated { gate_up, activated });
                 Ok(SavedMlp {
                     sum: x.sum,
                     stat: x.stat,
@@ -186,13 +173,17 @@ impl Mlp {
         let x = self.norm.forward(stream, pass.ops, pass.weights)?;
         let (delta, body) = match &self.body {
             Body::Gated(gated) => {
-                let input = pass.peers.enter(&x.out)?;
-                let (y, saved) = gated.forward(&input, pass.ops, pass.weights, keep_all)?;
+                let on = (pass.ops, pass.weights);
+                let gate_up = pass.peers.entered(&gated.gate_up, &x.out, on)?;
+                let activated = pass.ops.swiglu(&gate_up)?;
                 let saved = match recompute {
                     Recompute::Mlp => SavedBody::Nothing,
-                    _ => SavedBody::Gated(saved),
+                    _ => SavedBody::Gated(SavedGated {
+                        gate_up,
+                        activated: keep_all.then(|| activated.clone()),
+                    }),
                 };
-                (pass.peers.leave(y)?, saved)
+                (pass.peers.left(&gated.down, &activated, on)?, saved)
             }
             Body::Moe(moe) => {
                 let (y, saved) = moe.forward(&x.out, pass, keep_all)?;
@@ -224,9 +215,11 @@ impl Mlp {
         let x = self.norm.forward(stream, pass.ops, pass.weights)?;
         let delta = match &self.body {
             Body::Gated(gated) => {
-                let input = pass.peers.enter(&x.out)?;
-                let y = gated.infer(&input, pass.ops, pass.weights)?;
-                pass.peers.leave(y)?
+                let on = (pass.ops, pass.weights);
+                let gate_up = pass.peers.entered(&gated.gate_up, &x.out, on)?;
+                let activated = pass.ops.swiglu(&gate_up)?;
+                drop(gate_up);
+                pass.peers.left(&gated.down, &activated, on)?
             }
             Body::Moe(moe) => moe.infer(&x.out, pass)?,
         };
@@ -254,6 +247,7 @@ impl Mlp {
             return self.backward_rebuilding(gated, dstream, saved, pass, grads);
         }
         let (ops, weights) = (pass.ops, pass.weights);
+        let on = (ops, weights);
         let dy = PostNorm::backward(self.post.as_ref(), dstream, saved.post, pass, grads)?;
         let (sum, kept) = (&saved.sum, saved.normed);
         let normed = || match kept {
@@ -262,12 +256,11 @@ impl Mlp {
         };
         let dx = match (&self.body, saved.body) {
             (Body::Gated(gated), SavedBody::Gated(saved)) => {
-                let dy = pass.peers.leave_backward(&dy)?;
+                let (da, dy) = pass.peers.left_backward(&gated.down, &dy, on)?;
                 let rows = pass.peers.begin_enter(normed()?)?;
-                let dgate_up = gated.backward_of_down(&dy, saved, ops, weights, grads)?;
-                let (linear, on) = (&gated.gate_up, (ops, weights));
+                let dgate_up = gated.backward_of_activation(&dy, da, saved, ops, grads)?;
                 pass.peers
-                    .backward_of_entered(linear, &dgate_up, rows, on, grads)?
+                    .entered_backward(&gated.gate_up, &dgate_up, rows, on, grads)?
             }
             (Body::Gated(gated), SavedBody::Nothing) => {
                 let rows = pass.peers.enter(&normed()?)?;
@@ -276,11 +269,11 @@ impl Mlp {
                     gate_up,
                     activated: None,
                 };
-                let dy = pass.peers.leave_backward(&dy)?;
-                let dgate_up = gated.backward_of_down(&dy, saved, ops, weights, grads)?;
-                let (linear, on) = (&gated.gate_up, (ops, weights));
+                let (da, dy) = pass.peers.left_backward(&gated.down, &dy, on)?;
+                let dgate_up = gated.backward_of_activation(&dy, da, saved, ops, grads)?;
+                let rows = Begun::done(rows);
                 pass.peers
-                    .backward_of_entered(linear, &dgate_up, Begun::done(rows), on, grads)?
+                    .entered_backward(&gated.gate_up, &dgate_up, rows, on, grads)?
             }
             (Body::Moe(moe), SavedBody::Moe(saved)) => {
                 moe.backward(&dy, normed, saved, pass, grads)?
@@ -307,7 +300,8 @@ impl Mlp {
             unreachable!("a body's backward takes what its own forward kept")
         };
         let dy = PostNorm::backward(self.post.as_ref(), dstream, saved.post, pass, grads)?;
-        let dgate_up = gated.backward_of_down(&dy, body, ops, weights, grads)?;
+        let da = gated.down.input_gradient(&dy, ops, weights)?;
+        let dgate_up = gated.backward_of_activation(&dy, da, body, ops, grads)?;
         drop(dy);
         let dx = gated.gate_up.input_gradient(&dgate_up, ops, weights)?;
         let (sum, stat) = (&saved.sum, &saved.stat);

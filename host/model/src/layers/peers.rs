@@ -11,17 +11,18 @@
 //! leave, sequence    reduce-scatter          all-gather rows
 //! ```
 //!
-//! In the backward the exchanges around a block's first matrix run beside it: its rows come while the rest of the block is
-//! gone through, the sum over ranks while its own gradient is made. Those around the second matrix are waited for.
+//! Where rows are split, exchanges run beside products: a rank multiplies its own rows while the others' come
+//! ([`Peers::entered`]), and makes what it owes the others before its own part of a sum ([`Peers::left`]). In the backward the
+//! first matrix's rows come while the rest of the block is gone through, and its sum over ranks while its own gradient is made.
 //!
 //! A mixture of experts sits between no such pair: its rows stay split, and go to their experts and back
 //! ([`super::dispatch`]). Context parallelism splits every sequence over ranks, two chunks each, and keys and values go round a ring
 //! ([`Peers::attention`]). A rank alone sends nothing. It knows no schedule and no optimizer; those are the trainer's.
 
-use super::linear::Linear;
+use super::linear::{Linear, Way};
 use super::{Gradients, Weights};
 use slime_kernels::comm::Begun;
-use slime_kernels::{Comm, Heads, KeySpan, Ops, Result, Sequences};
+use slime_kernels::{Comm, Error, Heads, KeySpan, Ops, Result, Sequences};
 use std::sync::Arc;
 
 /// Who computes a pass together with this rank.
@@ -42,6 +43,35 @@ pub struct Experts<O: Ops> {
     pub group: Arc<dyn Comm<O>>,
     /// Parts that each expert's columns are split into.
     pub parts: usize,
+}
+
+/// A sum over ranks that may still be under way.
+enum Sum<O: Ops> {
+    /// It comes as it is.
+    Whole(Begun<O::Tensor>),
+    /// What this rank made of its rows, and what the others did, in their order.
+    Parts {
+        own: O::Tensor,
+        rank: usize,
+        theirs: Begun<O::Tensor>,
+    },
+}
+
+impl<O: Ops> Sum<O> {
+    fn wait(self, ops: &O) -> Result<O::Tensor> {
+        let (own, rank, theirs) = match self {
+            Self::Whole(sum) => return sum.wait(),
+            Self::Parts { own, rank, theirs } => (own, rank, theirs.wait()?),
+        };
+        let (rows, others) = (ops.shape(&own).0, ops.shape(&theirs).0);
+        let mut parts = (0..others)
+            .step_by(rows.max(1))
+            .map(|at| ops.rows(&theirs, at..at + rows))
+            .collect::<Result<Vec<_>>>()?;
+        // In the ranks' order, so that each rank's sum has the same bits.
+        parts.insert(rank.min(parts.len()), own);
+        ops.sum(&parts.iter().collect::<Vec<_>>())
+    }
 }
 
 impl<O: Ops> Peers<O> {
@@ -89,27 +119,122 @@ impl<O: Ops> Peers<O> {
         }
     }
 
-    /// The backward of a matrix split by outputs: `dy` → `dx`, summed over ranks while the matrix's own gradient is made
-    /// from the rows that were entered.
+    /// [`Self::enter`], then a matrix split by outputs.
     ///
     /// # Errors
     /// A peer or the device failed.
-    pub fn backward_of_entered(
+    pub fn entered(
+        &self,
+        linear: &Linear,
+        x: &O::Tensor,
+        on: (&O, &Weights<O>),
+    ) -> Result<O::Tensor> {
+        let (y, _) = self.gathered(linear, Way::Forward, x, on)?;
+        linear.biased(y, on.0, on.1)
+    }
+
+    /// The backward of [`Self::entered`]: `dy` → `dx`, summed over ranks while the matrix's own gradient is made from the rows
+    /// that were entered.
+    ///
+    /// # Errors
+    /// A peer or the device failed.
+    pub fn entered_backward(
         &self,
         linear: &Linear,
         dy: &O::Tensor,
         entered: Begun<O::Tensor>,
-        (ops, weights): (&O, &Weights<O>),
+        on: (&O, &Weights<O>),
         grads: &mut Gradients<O>,
     ) -> Result<O::Tensor> {
-        let dx = linear.input_gradient(dy, ops, weights)?;
-        let dx = match &self.tp {
-            Some(tp) if self.sequence_parallel => tp.begin_reduce_scatter(dx)?,
-            Some(tp) => tp.begin_all_reduce(dx)?,
-            None => Begun::done(dx),
+        let dx = self.begin_sum(linear, Way::Back, dy, on)?;
+        linear.accumulate(dy, &entered.wait()?, on.0, grads)?;
+        dx.wait(on.0)
+    }
+
+    /// A matrix split by inputs, then [`Self::leave`].
+    ///
+    /// # Errors
+    /// A peer or the device failed.
+    pub fn left(&self, linear: &Linear, x: &O::Tensor, on: (&O, &Weights<O>)) -> Result<O::Tensor> {
+        let y = match self.sequence_parallel {
+            true => self.begin_sum(linear, Way::Forward, x, on)?.wait(on.0)?,
+            false => self.leave(linear.product(Way::Forward, x, on)?)?,
         };
-        linear.accumulate(dy, &entered.wait()?, ops, grads)?;
-        dx.wait()
+        linear.biased(y, on.0, on.1)
+    }
+
+    /// The gradient of what a matrix split by inputs took, and `dy` of all rows, which the matrix's own gradient is made from.
+    ///
+    /// # Errors
+    /// A peer or the device failed.
+    pub fn left_backward(
+        &self,
+        linear: &Linear,
+        dy: &O::Tensor,
+        on: (&O, &Weights<O>),
+    ) -> Result<(O::Tensor, O::Tensor)> {
+        self.gathered(linear, Way::Back, dy, on)
+    }
+
+    /// A product of all ranks' rows, and these: this rank's own are multiplied while the others' come.
+    fn gathered(
+        &self,
+        linear: &Linear,
+        way: Way,
+        x: &O::Tensor,
+        on: (&O, &Weights<O>),
+    ) -> Result<(O::Tensor, O::Tensor)> {
+        let Some(tp) = self.tp.as_ref().filter(|_| self.sequence_parallel) else {
+            return Ok((linear.product(way, x, on)?, x.clone()));
+        };
+        let (ops, (rows, _)) = (on.0, on.0.shape(x));
+        let own = tp.rank() * rows..(tp.rank() + 1) * rows;
+        let all = tp.begin_all_gather(x.clone())?;
+        let mut y = ops.room(rows * tp.size(), linear.width(way, ops, on.1))?;
+        linear.put(way, x, on, &mut y, own.start)?;
+        let all = all.wait()?;
+        for others in [0..own.start, own.end..rows * tp.size()] {
+            if !others.is_empty() {
+                let at = others.start;
+                linear.put(way, &ops.rows(&all, others)?, on, &mut y, at)?;
+            }
+        }
+        Ok((y, all))
+    }
+
+    /// Begin the sum over ranks of a product, of which this rank gets its rows: it makes the others' first, and its own while
+    /// these are under way.
+    fn begin_sum(
+        &self,
+        linear: &Linear,
+        way: Way,
+        x: &O::Tensor,
+        on: (&O, &Weights<O>),
+    ) -> Result<Sum<O>> {
+        let Some(tp) = &self.tp else {
+            return Ok(Sum::Whole(Begun::done(linear.product(way, x, on)?)));
+        };
+        if !self.sequence_parallel {
+            let y = linear.product(way, x, on)?;
+            return Ok(Sum::Whole(tp.begin_all_reduce(y)?));
+        }
+        let (ops, (all, _), members) = (on.0, on.0.shape(x), tp.size());
+        if !all.is_multiple_of(members) {
+            let why = format!("{all} rows of {} for its {members} members", tp.name());
+            return Err(Error::Comm(why));
+        }
+        let rows = all / members;
+        let own = tp.rank() * rows..(tp.rank() + 1) * rows;
+        let mut given = ops.room(all - rows, linear.width(way, ops, on.1))?;
+        for (others, at) in [(0..own.start, 0), (own.end..all, own.start)] {
+            if !others.is_empty() {
+                linear.put(way, &ops.rows(x, others)?, on, &mut given, at)?;
+            }
+        }
+        let theirs = tp.begin_swap(given, rows)?;
+        let own = linear.product(way, &ops.rows(x, own)?, on)?;
+        let rank = tp.rank();
+        Ok(Sum::Parts { own, rank, theirs })
     }
 
     /// Rows from a matrix split by inputs: `y` is this rank's part of the sum.
@@ -144,13 +269,14 @@ impl<O: Ops> Peers<O> {
         sequences: &Sequences,
         scale: f64,
     ) -> Result<(O::Tensor, O::Float)> {
-        let (mut out, mut lse) = ops.attention(qkv, heads, sequences, scale)?;
         let Some(cp) = &self.cp else {
-            return Ok((out, lse));
+            return ops.attention(qkv, heads, sequences, scale);
         };
-        let mut kv = keys_and_values(ops, qkv, heads)?;
+        let mut coming = cp.begin_rotate(keys_and_values(ops, qkv, heads)?)?;
+        let (mut out, mut lse) = ops.attention(qkv, heads, sequences, scale)?;
         for hop in 1..cp.size() {
-            kv = cp.rotate(&kv)?;
+            let kv = coming.wait()?;
+            coming = pass_on(&**cp, hop, &kv)?;
             let spans = spans(&**cp, hop, sequences);
             (out, lse) = ops.attend_keys(qkv, &kv, heads, &spans, scale, &out, &lse)?;
         }
@@ -176,27 +302,38 @@ impl<O: Ops> Peers<O> {
         sequences: &Sequences,
         scale: f64,
     ) -> Result<O::Tensor> {
-        let mut dqkv = ops.attention_backward(dout, qkv, out, lse, heads, sequences, scale)?;
+        let own = || ops.attention_backward(dout, qkv, out, lse, heads, sequences, scale);
         let Some(cp) = &self.cp else {
-            return Ok(dqkv);
+            return own();
         };
-        let mut kv = keys_and_values(ops, qkv, heads)?;
-        let mut dkv: Option<O::Tensor> = None;
+        let mut coming = cp.begin_rotate(keys_and_values(ops, qkv, heads)?)?;
+        let mut dqkv = own()?;
+        let mut dkv: Option<Begun<O::Tensor>> = None;
         for hop in 1..cp.size() {
-            kv = cp.rotate(&kv)?;
+            let kv = coming.wait()?;
+            coming = pass_on(&**cp, hop, &kv)?;
             let spans = spans(&**cp, hop, sequences);
             let (dq, more) =
                 ops.attend_keys_backward(dout, qkv, &kv, heads, &spans, scale, out, lse)?;
             dqkv = ops.add(&dqkv, &dq)?;
-            dkv = Some(match dkv {
-                Some(dkv) => ops.add(&cp.rotate(&dkv)?, &more)?,
+            let sum = match dkv {
+                Some(dkv) => ops.add(&dkv.wait()?, &more)?,
                 None => more,
-            });
+            };
+            dkv = Some(cp.begin_rotate(sum)?);
         }
         match dkv {
-            Some(dkv) => ops.add_columns(&dqkv, &cp.rotate(&dkv)?, heads.out_cols()),
+            Some(dkv) => ops.add_columns(&dqkv, &dkv.wait()?, heads.out_cols()),
             None => Ok(dqkv),
         }
+    }
+}
+
+/// Keys and values that came in `hop` hops, on to the next rank; after the last hop they stay.
+fn pass_on<O: Ops>(cp: &dyn Comm<O>, hop: usize, kv: &O::Tensor) -> Result<Begun<O::Tensor>> {
+    match hop + 1 < cp.size() {
+        true => cp.begin_rotate(kv.clone()),
+        false => Ok(Begun::done(kv.clone())),
     }
 }
 

@@ -1,7 +1,7 @@
 //! Ranks whose calls are noted, and which dawdle before each of them.
 
 use super::toy::{Numbers, Toy, config, reference_weight, weight};
-use slime_kernels::comm::{Threads, World};
+use slime_kernels::comm::{Begun, Threads, World};
 use slime_kernels::{Comm, Cpu, Ops, Reduce};
 use slime_model::ParamSpec;
 use slime_trainer::TrainConfig;
@@ -67,6 +67,10 @@ impl Comm<F64> for Watched {
     fn all_to_all(&self, x: &Tensor, send: &[usize], recv: &[usize]) -> Done<Tensor> {
         self.note("all_to_all");
         self.inner.all_to_all(x, send, recv)
+    }
+    fn begin_swap(&self, x: Tensor, rows: usize) -> Done<Begun<Tensor>> {
+        self.note("reduce_scatter");
+        self.inner.begin_swap(x, rows)
     }
     fn rotate(&self, x: &Tensor) -> Done<Tensor> {
         self.note("rotate");

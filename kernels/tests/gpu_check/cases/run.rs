@@ -58,6 +58,9 @@ impl Body {
                     o.read_f64(&o.scatter_rows(&gathered, &places, rows)?)?,
                 );
                 out.tensor("add", &o.add(&x, &y)?)?;
+                out.tensor("sum", &o.sum(&[&x, &y, &x])?)?;
+                let some = o.rows(&x, rows / 3..rows)?;
+                out.put("rows", Kind::Exact, o.read_f64(&some)?);
                 out.tensor("add_bias", &o.add_bias(&x, &b)?)?;
                 let mut db = o.float(1, cols, &numbers(4, cols))?;
                 o.accumulate_bias(&x, &mut db)?;
@@ -113,6 +116,15 @@ impl Body {
                 );
                 out.tensor("y", &o.matmul_nt(&x, &w)?)?;
                 out.tensor("dx", &o.matmul_nn(&dy, &w)?)?;
+                // In turns, the last rows first.
+                let (mut y, mut dx) = (o.room(rows, outputs)?, o.room(rows, inputs)?);
+                for range in [rows / 3..rows, 0..rows / 3] {
+                    let at = range.start;
+                    o.put_nt(&o.rows(&x, range.clone())?, &w, &mut y, at)?;
+                    o.put_nn(&o.rows(&dy, range)?, &w, &mut dx, at)?;
+                }
+                out.tensor("y in turns", &y)?;
+                out.tensor("dx in turns", &dx)?;
                 let mut dw = o.float(outputs, inputs, &numbers(4, outputs * inputs))?;
                 o.accumulate_tn(&dy, &x, &mut dw)?;
                 out.float("dw", Kind::Float, &dw)?;
