@@ -8,6 +8,7 @@ use super::{Begun, Comm, Reduce};
 use crate::shapes::{ShapeFloat, ShapeTensor, Shapes};
 use crate::{Error, Ops, Result};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// What is exchanged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -38,6 +39,8 @@ pub enum Exchange {
     },
     /// A few host numbers.
     Host,
+    /// What was begun with this number is waited for.
+    Wait(u64),
 }
 
 /// One call of one rank.
@@ -47,6 +50,8 @@ pub struct Noted {
     pub exchange: Exchange,
     /// Bytes this rank puts in.
     pub bytes: usize,
+    /// It runs beside what comes after it, until [`Exchange::Wait`] names this number; of this rank in this group.
+    pub begun: Option<u64>,
 }
 
 /// Told of each call: the group's name and members, and the call.
@@ -59,6 +64,8 @@ pub struct Simulated {
     members: Vec<usize>,
     rank: usize,
     told: Told,
+    /// How many calls were begun.
+    begun: AtomicU64,
 }
 
 impl Simulated {
@@ -83,17 +90,47 @@ impl Simulated {
             members,
             rank,
             told,
+            begun: AtomicU64::new(0),
         })
     }
 
     fn note(&self, exchange: Exchange, bytes: usize) {
-        (self.told)(&self.name, &self.members, Noted { exchange, bytes });
+        self.tell(exchange, bytes, None);
+    }
+
+    fn tell(&self, exchange: Exchange, bytes: usize, begun: Option<u64>) {
+        let noted = Noted {
+            exchange,
+            bytes,
+            begun,
+        };
+        (self.told)(&self.name, &self.members, noted);
+    }
+
+    /// A call that is begun; `value` is what it will have given.
+    fn begin<T>(&self, exchange: Exchange, bytes: usize, value: T) -> Begun<T> {
+        let number = self.begun.fetch_add(1, Ordering::Relaxed);
+        self.tell(exchange, bytes, Some(number));
+        let (told, name, members) = (self.told.clone(), self.name.clone(), self.members.clone());
+        Begun::new(value, move || {
+            let noted = Noted {
+                exchange: Exchange::Wait(number),
+                bytes: 0,
+                begun: None,
+            };
+            told(&name, &members, noted);
+            Ok(())
+        })
+    }
+
+    fn tensor_bytes(&self, x: &ShapeTensor) -> usize {
+        let (rows, cols) = self.ops.shape(x);
+        rows * cols * self.ops.meter().widths().tensor
     }
 
     fn of_tensor(&self, exchange: Exchange, x: &ShapeTensor) -> (usize, usize) {
-        let (rows, cols) = self.ops.shape(x);
-        self.note(exchange, rows * cols * self.ops.meter().widths().tensor);
-        (rows, cols)
+        self.note(exchange, self.tensor_bytes(x));
+        self.ops.shape(x)
     }
 
     fn of_float(&self, exchange: Exchange, x: &ShapeFloat) -> usize {
@@ -149,14 +186,6 @@ impl Comm<Shapes> for Simulated {
         Ok(self.ops.tensor_of(recv_rows.iter().sum(), cols))
     }
 
-    fn begin_swap(&self, x: ShapeTensor, rows: usize) -> Result<Begun<ShapeTensor>> {
-        // What it is the half of that takes the time.
-        let (others, cols) = self.ops.shape(&x);
-        let bytes = (others + rows) * cols * self.ops.meter().widths().tensor;
-        self.note(Exchange::ReduceScatter, bytes);
-        Ok(Begun::done(self.ops.tensor_of(others, cols)))
-    }
-
     fn rotate(&self, x: &ShapeTensor) -> Result<ShapeTensor> {
         let (rows, cols) = self.of_tensor(Exchange::Rotate, x);
         Ok(self.ops.tensor_of(rows, cols))
@@ -188,6 +217,40 @@ impl Comm<Shapes> for Simulated {
     fn all_gather_float(&self, x: &ShapeFloat) -> Result<ShapeFloat> {
         let n = self.of_float(Exchange::AllGather, x);
         self.ops.float_zeros(1, n * self.members.len())
+    }
+
+    fn begin_reduce_scatter_float(&self, x: ShapeFloat) -> Result<Begun<ShapeFloat>> {
+        let (rows, cols) = self.ops.float_shape(&x);
+        let bytes = rows * cols * self.ops.meter().widths().float;
+        let share = self.share("reduce_scatter", rows * cols)?;
+        let share = self.ops.float_zeros(1, share)?;
+        Ok(self.begin(Exchange::ReduceScatter, bytes, share))
+    }
+
+    fn begin_all_reduce(&self, x: ShapeTensor) -> Result<Begun<ShapeTensor>> {
+        let (rows, cols) = self.ops.shape(&x);
+        let sum = self.ops.tensor_of(rows, cols);
+        Ok(self.begin(Exchange::AllReduce, self.tensor_bytes(&x), sum))
+    }
+
+    fn begin_all_gather(&self, x: ShapeTensor) -> Result<Begun<ShapeTensor>> {
+        let (rows, cols) = self.ops.shape(&x);
+        let all = self.ops.tensor_of(rows * self.members.len(), cols);
+        Ok(self.begin(Exchange::AllGather, self.tensor_bytes(&x), all))
+    }
+
+    fn begin_swap(&self, x: ShapeTensor, rows: usize) -> Result<Begun<ShapeTensor>> {
+        let (others, cols) = self.ops.shape(&x);
+        let theirs = self.ops.tensor_of(others, cols);
+        // The half of one that takes the time.
+        let bytes = (others + rows) * cols * self.ops.meter().widths().tensor;
+        Ok(self.begin(Exchange::ReduceScatter, bytes, theirs))
+    }
+
+    fn begin_rotate(&self, x: ShapeTensor) -> Result<Begun<ShapeTensor>> {
+        let (rows, cols) = self.ops.shape(&x);
+        let next = self.ops.tensor_of(rows, cols);
+        Ok(self.begin(Exchange::Rotate, self.tensor_bytes(&x), next))
     }
 
     fn all_reduce_host(&self, x: &mut [f64], _: Reduce) -> Result<()> {

@@ -102,7 +102,7 @@ impl Machine {
             Exchange::Rotate | Exchange::Send { .. } => bytes,
             Exchange::Recv { .. } => 0.0,
             // Host numbers go through the hosts' own network, whose speed does not matter here.
-            Exchange::Host => 0.0,
+            Exchange::Host | Exchange::Wait(_) => 0.0,
         }
     }
 

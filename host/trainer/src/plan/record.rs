@@ -75,6 +75,22 @@ pub enum Event {
         /// Once all are there.
         seconds: f64,
     },
+    /// Begin an exchange that goes on beside what comes next.
+    Begin {
+        /// Which group.
+        group: u32,
+        /// Once all are there.
+        seconds: f64,
+        /// Of this rank in this group.
+        number: u64,
+    },
+    /// Wait for what was begun.
+    Wait {
+        /// Which group.
+        group: u32,
+        /// Which exchange.
+        number: u64,
+    },
     /// Give a message away; it arrives after so long.
     Send {
         /// To this rank.
@@ -193,10 +209,21 @@ pub fn record(
                 from: from as u32,
                 tag,
             },
-            _ => Event::Meet {
+            Exchange::Wait(number) => Event::Wait {
                 group: numbers.number(name, members),
-                seconds,
+                number,
             },
+            _ => {
+                let group = numbers.number(name, members);
+                match call.begun {
+                    Some(number) => Event::Begin {
+                        group,
+                        seconds,
+                        number,
+                    },
+                    None => Event::Meet { group, seconds },
+                }
+            }
         };
         let key = (name.to_owned(), !speed.inside_a_node(members));
         lock(&noted, &|notes| {

@@ -1,7 +1,8 @@
 //! Every rank's recorded calls against clocks: who waits for whom, and when the last is done.
 //!
-//! A call of a group begins when its last member has come; a message is on its way while its sender goes on. Ranks that are
-//! not recorded are taken to behave like those that are, so one rank a stage is enough to see the pipeline.
+//! A call of a group begins when its last member has come, and after the group's call before it; one that was only begun goes on
+//! beside its members' work, which it does not slow down. A message is on its way while its sender goes on. Ranks that are not
+//! recorded are taken to behave like those that are, so one rank a stage is enough to see the pipeline.
 
 use super::record::{Event, Recorded};
 use std::collections::{BTreeSet, HashMap};
@@ -24,7 +25,7 @@ pub struct RankTime {
     pub end_s: f64,
     /// Computing.
     pub compute_s: f64,
-    /// Exchanging with its groups.
+    /// Exchanging with its groups, with no work beside it.
     pub exchange_s: f64,
     /// Waiting for another stage's message: the pipeline's bubble.
     pub bubble_s: f64,
@@ -51,7 +52,7 @@ impl Outcome {
         self.share(|rank| rank.bubble_s)
     }
 
-    /// Share of all ranks' time spent exchanging.
+    /// Share of all ranks' time spent exchanging, with no work beside it.
     pub fn exchanging(&self) -> f64 {
         self.share(|rank| rank.exchange_s)
     }
@@ -64,9 +65,25 @@ impl Outcome {
 
 #[derive(Default)]
 struct Meeting {
-    come: usize,
     latest: f64,
-    waiting: Vec<usize>,
+    /// Who has come; with a number, to begin only.
+    members: Vec<(usize, Option<u64>)>,
+}
+
+/// When a call of a group went on, once all its members had come.
+#[derive(Clone, Copy, Default)]
+struct Span {
+    from: f64,
+    to: f64,
+}
+
+impl RankTime {
+    /// The rank has nothing to do until a call is over.
+    fn wait_for(&mut self, call: Span) {
+        self.wait_s += (call.from - self.end_s).max(0.0);
+        self.exchange_s += (call.to - self.end_s.max(call.from)).max(0.0);
+        self.end_s = self.end_s.max(call.to);
+    }
 }
 
 /// `members` gives each group's size; where fewer ranks than these are recorded, those count as all.
@@ -75,7 +92,7 @@ pub fn replay(recorded: &[Recorded], members: &[(String, usize)]) -> Outcome {
     for rank in recorded {
         let mut seen = vec![false; members.len()];
         for event in &rank.events {
-            if let Event::Meet { group, .. } = event {
+            if let Event::Meet { group, .. } | Event::Begin { group, .. } = event {
                 seen[*group as usize] = true;
             }
         }
@@ -94,6 +111,10 @@ pub fn replay(recorded: &[Recorded], members: &[(String, usize)]) -> Outcome {
     let mut next = vec![0usize; recorded.len()];
     let mut calls: Vec<HashMap<u32, u32>> = vec![HashMap::new(); recorded.len()];
     let mut meetings: HashMap<(u32, u32), Meeting> = HashMap::new();
+    // By rank and group: when its last call is over, and what has been begun.
+    let mut over: HashMap<(usize, u32), f64> = HashMap::new();
+    let mut begun: HashMap<(usize, u32, u64), Span> = HashMap::new();
+    let mut waiting_begun: BTreeSet<(usize, u32, u64)> = BTreeSet::new();
     let mut mail: HashMap<(u32, u32, u64), f64> = HashMap::new();
     let mut since = vec![0.0; recorded.len()];
     let mut ready: Vec<usize> = (0..recorded.len()).rev().collect();
@@ -135,28 +156,53 @@ pub fn replay(recorded: &[Recorded], members: &[(String, usize)]) -> Outcome {
                         None => {}
                     }
                 }
-                Event::Meet { group, seconds } => {
+                Event::Wait { group, number } => {
+                    let Some(call) = begun.remove(&(i, group, number)) else {
+                        waiting_begun.insert((i, group, number));
+                        break;
+                    };
+                    time.wait_for(call);
+                }
+                Event::Meet { group, seconds } | Event::Begin { group, seconds, .. } => {
+                    let begins = match *event {
+                        Event::Begin { number, .. } => Some(number),
+                        _ => None,
+                    };
                     let number = calls[i].entry(group).or_default();
                     let key = (group, *number);
                     *number += 1;
-                    let meeting = meetings.entry(key).or_default();
-                    meeting.come += 1;
-                    meeting.latest = meeting.latest.max(time.end_s);
                     next[i] += 1;
-                    if meeting.come < present[group as usize] {
-                        meeting.waiting.push(i);
+                    let free = over.get(&(i, group)).copied().unwrap_or_default();
+                    let meeting = meetings.entry(key).or_default();
+                    meeting.latest = meeting.latest.max(time.end_s).max(free);
+                    meeting.members.push((i, begins));
+                    if meeting.members.len() < present[group as usize] {
+                        if begins.is_some() {
+                            continue;
+                        }
                         break;
                     }
-                    let Meeting {
-                        latest, waiting, ..
-                    } = meetings.remove(&key).unwrap_or_default();
-                    for member in waiting.into_iter().chain([i]) {
-                        let time = &mut times[member];
-                        time.wait_s += latest - time.end_s;
-                        time.exchange_s += seconds;
-                        time.end_s = latest + seconds;
-                        if member != i {
-                            ready.push(member);
+                    let Meeting { latest, members } = meetings.remove(&key).unwrap_or_default();
+                    let call = Span {
+                        from: latest,
+                        to: latest + seconds,
+                    };
+                    for (member, begins) in members {
+                        over.insert((member, group), call.to);
+                        match begins {
+                            None => {
+                                times[member].wait_for(call);
+                                if member != i {
+                                    ready.push(member);
+                                }
+                            }
+                            Some(number) => {
+                                let key = (member, group, number);
+                                begun.insert(key, call);
+                                if waiting_begun.remove(&key) {
+                                    ready.push(member);
+                                }
+                            }
                         }
                     }
                     continue;
@@ -166,7 +212,9 @@ pub fn replay(recorded: &[Recorded], members: &[(String, usize)]) -> Outcome {
         }
     }
     let unfinished = (0..recorded.len()).filter(|&i| next[i] < recorded[i].events.len());
-    let in_meetings = meetings.values().flat_map(|m| m.waiting.iter().copied());
+    let in_meetings = meetings
+        .values()
+        .flat_map(|m| m.members.iter().map(|member| member.0));
     let stuck: BTreeSet<usize> = unfinished.chain(in_meetings).collect();
     let halted = (!stuck.is_empty()).then(|| {
         let at = |i: &usize| format!("rank {} at call {}", recorded[*i].rank, next[*i]);
@@ -238,6 +286,57 @@ mod tests {
                 from: 2.25,
                 to: 6.75
             }]
+        );
+    }
+
+    #[test]
+    fn what_is_begun_goes_on_beside_work_and_only_the_rest_is_waited_for() {
+        let begin = |number, seconds| Event::Begin {
+            group: 0,
+            seconds,
+            number,
+        };
+        let wait = |number| Event::Wait { group: 0, number };
+        // The second call goes after the first, from 2 to 5; the third has no work beside it.
+        let calls = vec![
+            begin(0, 2.0),
+            begin(1, 3.0),
+            Event::Compute(4.0),
+            wait(0),
+            wait(1),
+        ];
+        let meet = Event::Meet {
+            group: 0,
+            seconds: 0.5,
+        };
+        let early = rank(0, [calls.clone(), vec![meet]].concat());
+        let late = rank(1, [calls, vec![Event::Compute(1.0), meet]].concat());
+        let outcome = replay(&[early, late], &[("tp".into(), 2)]);
+        assert_eq!(outcome.halted, None);
+        let [a, b] = &outcome.ranks[..] else {
+            panic!("two ranks");
+        };
+        assert_eq!((a.exchange_s, a.wait_s, a.end_s), (1.5, 1.0, 6.5));
+        assert_eq!((b.exchange_s, b.wait_s, b.end_s), (1.5, 0.0, 6.5));
+    }
+
+    #[test]
+    fn a_rank_that_waits_for_what_nobody_else_began_is_named() {
+        let begin = Event::Begin {
+            group: 0,
+            seconds: 1.0,
+            number: 0,
+        };
+        let wait = Event::Wait {
+            group: 0,
+            number: 0,
+        };
+        let forgetful = rank(1, vec![Event::Recv { from: 0, tag: 0 }, begin]);
+        let ranks = [rank(0, vec![begin, wait]), forgetful];
+        let halted = replay(&ranks, &[("tp".into(), 2)]).halted.unwrap();
+        assert!(
+            halted.contains("rank 0") && halted.contains("rank 1"),
+            "{halted}"
         );
     }
 

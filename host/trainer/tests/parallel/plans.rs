@@ -134,6 +134,7 @@ fn simulated_ranks_make_the_calls_of_real_ones_in_their_order() {
                     Exchange::Send { .. } => "send",
                     Exchange::Recv { .. } => "recv",
                     Exchange::Host => "host",
+                    Exchange::Wait(_) => return,
                 };
                 let said = format!("{name}{members:?} {kind}");
                 book.lock().unwrap().push(said);
@@ -336,7 +337,9 @@ fn gradients_leave_while_the_backward_of_the_last_micro_batch_goes_on() {
         assert!(of_rank.micro_batches > 1);
         let events = &of_rank.events;
         let named = |event: &Event, name: &str| match event {
-            Event::Meet { group, .. } => groups.list()[*group as usize].0 == name,
+            Event::Meet { group, .. } | Event::Begin { group, .. } => {
+                groups.list()[*group as usize].0 == name
+            }
             _ => false,
         };
         let seconds = |events: &[Event]| -> f64 {
