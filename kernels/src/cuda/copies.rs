@@ -1,8 +1,8 @@
-//! Exchanges between the GPUs of one process by their copy engines, which take no multiprocessor from what runs beside them.
+//! Exchanges between the ranks of one process by their GPUs' copy engines, which take no multiprocessor from what runs beside them.
 //!
 //! Members meet on the host and say where their numbers lie. Each GPU then fetches what is meant for it, on its side stream, as
-//! soon as the others' streams have made it; nobody's memory is written again before all have fetched. It takes GPUs that reach
-//! each other's memory ([`super::exchange`] finds out); what nothing runs beside is quicker by that module's kernels.
+//! soon as the others' streams have made it; nobody's memory is written again before all have fetched. It takes one GPU, or GPUs that
+//! reach each other's memory ([`super::exchange`] finds out); what nothing runs beside is quicker by that module's kernels.
 
 use super::{Cuda, Tensor, driver};
 use crate::comm::{Begun, Comm, Group, Meet};

@@ -249,7 +249,7 @@ pub struct Nccl<M: Meet = World> {
     posts: Option<[Post; 2]>,
     /// What is quicker where GPUs reach each other's memory.
     direct: Option<Exchange>,
-    /// What runs beside other work there.
+    /// What runs beside other work there, and on one GPU.
     copies: Option<Copies>,
     /// Members are threads of one process on one GPU (NCCL's `NCCL_MULTI_RANK_GPU_ENABLE`). A kernel that waits for another
     /// member then holds the device that this member may need in order to come: one that loads a kernel or copies waits for
@@ -308,12 +308,13 @@ impl<M: Meet + 'static> Nccl<M> {
             false => None,
         };
         let (_, first) = result::stream::get_priority_range().map_err(driver)?;
-        let (mut share_a_gpu, mut direct) = (false, None);
+        let (mut share_a_gpu, mut direct, mut can_copy) = (false, None, false);
         if !place.travels() {
             let gpus = host.all_gather_host(&[cuda.device.context.ordinal() as f64])?;
             let gpus: Vec<usize> = gpus.into_iter().map(|gpu| gpu as usize).collect();
             share_a_gpu = gpus.iter().collect::<BTreeSet<_>>().len() < gpus.len();
             direct = Exchange::between(&cuda, &host, &gpus)?;
+            can_copy = direct.is_some() || share_a_gpu && gpus.iter().all(|&gpu| gpu == gpus[0]);
         }
         if let Some(direct) = &direct {
             let ended = Arc::downgrade(direct.ended());
@@ -326,9 +327,9 @@ impl<M: Meet + 'static> Nccl<M> {
         // What is begun early comes before what it runs beside: others wait for it.
         let side = cuda.device.context.new_stream_with_priority(first);
         let side = side.map_err(driver)?;
-        let copies = match &direct {
-            Some(_) => Some(Copies::between(&cuda, &side, &host)?),
-            None => None,
+        let copies = match can_copy {
+            true => Some(Copies::between(&cuda, &side, &host)?),
+            false => None,
         };
         Ok(Self {
             api,
