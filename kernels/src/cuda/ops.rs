@@ -11,7 +11,7 @@ use crate::ops::through_host;
 use crate::{
     AdamW, ColumnMap, DeltaRule, Draw, Drawn, Error, HeadParts, Heads, KeySpan, Later, Norms, Ops,
     PagedSequence, Patch, Replay, Result, RopeTable, Route, Sequences, TokenStats, Update,
-    attend_keys, check,
+    attend_keys, check, head,
 };
 use half::bf16;
 use std::ops::Range;
@@ -888,7 +888,7 @@ impl Ops for Cuda {
     }
 
     fn logits_chunk_bytes(&self) -> usize {
-        5 << 29 // 4,096 rows of the largest vocabularies: products of full speed
+        head::GPU_CHUNK_BYTES
     }
 
     fn logits(&self, h: &Tensor, w: &Tensor) -> Result<Float> {

@@ -11,3 +11,8 @@
 //! The product `h Wᵀ` is [`matmul`](crate::matmul)'s.
 
 pub(crate) mod cpu;
+
+/// Bytes of logits that a CPU makes at once.
+pub(crate) const CPU_CHUNK_BYTES: usize = 64 << 20;
+/// Bytes of logits that a GPU makes at once: 4,096 rows of the largest vocabularies, so that products have their full speed.
+pub(crate) const GPU_CHUNK_BYTES: usize = 5 << 29;

@@ -17,7 +17,7 @@ pub use operands::{
     TokenStats, Update,
 };
 
-use crate::{Error, Result};
+use crate::{Error, Result, head};
 use std::ops::Range;
 
 /// The way between any two devices.
@@ -533,7 +533,7 @@ pub trait Ops: Send + Sync + 'static {
 
     /// Bytes of logits that are best made at once: enough rows to fill the device, few enough to leave room.
     fn logits_chunk_bytes(&self) -> usize {
-        64 << 20
+        head::CPU_CHUNK_BYTES
     }
     /// `h Wᵀ` kept in the accumulator's precision: `[rows, vocab]`.
     fn logits(&self, h: &Self::Tensor, w: &Self::Tensor) -> Result<Self::Float>;

@@ -1,5 +1,6 @@
 //! What a device of shapes notes: bytes held, and work done in order.
 
+use crate::head;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Bytes a device spends on each kind of number.
@@ -9,9 +10,9 @@ pub struct Widths {
     pub tensor: usize,
     /// An accumulator's.
     pub float: usize,
-    /// Blocks are a whole number of these; 1 rounds nothing.
+    /// Blocks are a whole number of these.
     pub block: usize,
-    /// Large blocks are rounded up to this part of the power of two above them; 0 does not.
+    /// Large blocks are rounded up to this part of the power of two above them.
     pub part: usize,
     /// Ids lie on the device.
     pub ids_on_device: bool,
@@ -19,18 +20,21 @@ pub struct Widths {
     pub gradient_overwrites_logits: bool,
     /// Products and attention lay operands out anew in memory of their own, as the CPU's do.
     pub lays_out: bool,
+    /// Of logits that are made at once.
+    pub logits_chunk: usize,
 }
 
 impl Widths {
-    /// A GPU: bf16 and f32, exact sizes.
+    /// A GPU: bf16 and f32, with the sizes its pool hands out.
     pub const GPU: Self = Self {
         tensor: 2,
         float: 4,
-        block: 1,
-        part: 0,
+        block: 512,
+        part: 16,
         ids_on_device: true,
         gradient_overwrites_logits: false,
         lays_out: false,
+        logits_chunk: head::GPU_CHUNK_BYTES,
     };
     /// The CPU in f32, with the sizes its pool hands out.
     pub const CPU: Self = Self {
@@ -41,14 +45,12 @@ impl Widths {
         ids_on_device: false,
         gradient_overwrites_logits: true,
         lays_out: true,
+        logits_chunk: head::CPU_CHUNK_BYTES,
     };
 
     fn rounded(&self, bytes: usize) -> usize {
         let blocks = bytes.div_ceil(self.block);
-        let step = match self.part {
-            0 => 1,
-            part => (blocks.next_power_of_two() / part).max(1),
-        };
+        let step = (blocks.next_power_of_two() / self.part).max(1);
         blocks.next_multiple_of(step) * self.block
     }
 

@@ -572,6 +572,9 @@ impl Ops for Shapes {
         Ok((like(), like()))
     }
 
+    fn logits_chunk_bytes(&self) -> usize {
+        self.meter.widths().logits_chunk
+    }
     fn logits(&self, h: &ShapeTensor, w: &ShapeTensor) -> Result<ShapeFloat> {
         let z = self.float_of(h.rows, w.rows);
         self.gemm(h.rows, w.rows, h.cols);

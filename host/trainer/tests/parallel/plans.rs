@@ -7,8 +7,9 @@ use slime_kernels::Cpu;
 use slime_kernels::comm::Simulated;
 use slime_kernels::comm::simulated::{Exchange, Noted};
 use slime_kernels::shapes::{Meter, Shapes, Widths, Work};
-use slime_model::ParamSpec;
+use slime_model::families::{HfConfig, from_config};
 use slime_model::layers::Recompute;
+use slime_model::{ModelSpec, ParamSpec};
 use slime_trainer::TrainConfig;
 use slime_trainer::parallel::shard::Shard;
 use slime_trainer::parallel::trainer::{PATIENCE, Weights};
@@ -275,6 +276,54 @@ fn a_large_machines_ranks_make_matching_calls_and_come_to_an_end() {
     let gap = fewer.step_s / outcome.step_s - 1.0;
     assert!(gap.abs() < 0.02, "{gap}");
     assert!(outcome.bubble() > 0.0 && outcome.exchanging() > 0.0);
+}
+
+/// Peaks of train steps on H200s, measured by `nccl --speed` and `gpu_speed` (docs/performance.md): sequences of 4,096 tokens.
+#[test]
+fn the_plans_memory_is_near_what_h200s_handed_out() {
+    const GIB: f64 = (1u64 << 30) as f64;
+    for (model, parallel, gpus, sequences, micro, measured) in [
+        ("qwen3-1.7b", "", 1, 16, 2, 43.7),
+        ("qwen3-1.7b", "", 2, 32, 2, 32.7),
+        ("qwen3-1.7b", "tp2", 2, 32, 2, 24.1),
+        ("qwen3-1.7b", "tp2", 2, 32, 4, 29.0),
+        ("qwen3-4b", "", 1, 8, 2, 93.0),
+        ("qwen3-4b", "", 2, 16, 2, 69.0),
+        ("qwen3-4b", "tp2", 2, 16, 2, 48.6),
+    ] {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden/published");
+        let text = std::fs::read_to_string(format!("{folder}/{model}.json")).unwrap();
+        let config = HfConfig::new(model, serde_json::from_str(&text).unwrap()).unwrap();
+        let spec = Arc::new(ModelSpec {
+            max_positions: 4096,
+            ..from_config(&config).unwrap()
+        });
+        let parallel = match gpus {
+            1 => ParallelConfig::default(),
+            _ => ParallelConfig::from_words(parallel, gpus).unwrap(),
+        };
+        let config = TrainConfig {
+            entropy_coef: 0.01,
+            max_tokens_per_gpu: 4096 * micro,
+            ..TrainConfig::default()
+        };
+        let work = Workload {
+            sequences,
+            length: 4096,
+            prompt: 128,
+        };
+        let (both, machine) = ((&config, &parallel), Machine::h200());
+        let (records, groups) = (work.records(), Arc::new(Groups::default()));
+        let planned = record(&spec, both, &records, &machine, &groups, Widths::GPU, 0).unwrap();
+        let planned = planned.memory.peak() as f64 / GIB;
+        // What it does not know: workspaces of products and of attention, and blocks a little too large.
+        let share = planned / measured;
+        let layout = parallel.short();
+        assert!(
+            (0.95..1.02).contains(&share),
+            "{model}, {layout}, {micro}: {planned:.1} of {measured} GiB"
+        );
+    }
 }
 
 #[test]
