@@ -36,6 +36,8 @@ pub struct ShapeTensor {
 pub struct ShapeFloat {
     rows: usize,
     cols: usize,
+    /// Bytes of a number.
+    width: usize,
     _held: Held,
 }
 
@@ -73,11 +75,23 @@ impl Shapes {
     }
 
     fn float_of(&self, rows: usize, cols: usize) -> ShapeFloat {
-        let bytes = self.meter.widths().float_bytes(rows * cols);
+        let widths = self.meter.widths();
         ShapeFloat {
             rows,
             cols,
-            _held: self.meter.hold(bytes),
+            width: widths.float,
+            _held: self.meter.hold(widths.float_bytes(rows * cols)),
+        }
+    }
+
+    /// An optimizer's state in as few bits as a weight.
+    fn compact_of(&self, rows: usize, cols: usize) -> ShapeFloat {
+        let widths = self.meter.widths();
+        ShapeFloat {
+            rows,
+            cols,
+            width: widths.tensor,
+            _held: self.meter.hold(widths.tensor_bytes(rows * cols)),
         }
     }
 
@@ -673,19 +687,25 @@ impl Ops for Shapes {
         self.meter.note(Work::Move { bytes });
         Ok(1.0)
     }
+    fn compact_moment(&self, rows: usize, cols: usize) -> Result<ShapeFloat> {
+        Ok(self.compact_of(rows, cols))
+    }
+    fn compact_master(&self, weight: &ShapeTensor) -> Result<ShapeFloat> {
+        Ok(self.compact_of(weight.rows, weight.cols))
+    }
     fn adamw(
         &self,
         _: &AdamW,
         grad: &ShapeFloat,
-        _: &mut ShapeFloat,
-        _: &mut ShapeFloat,
+        m: &mut ShapeFloat,
+        v: &mut ShapeFloat,
         master: Option<&mut ShapeFloat>,
         _: &mut ShapeTensor,
     ) -> Result<()> {
-        let widths = self.meter.widths();
         // Gradient read; moments and master read and written; weight written.
-        let floats = if master.is_some() { 7 } else { 5 };
-        let bytes = grad.rows * grad.cols * (floats * widths.float + widths.tensor);
+        let states = m.width + v.width + master.map_or(0, |master| master.width);
+        let each = grad.width + 2 * states + self.meter.widths().tensor;
+        let bytes = grad.rows * grad.cols * each;
         self.meter.note(Work::Move { bytes });
         Ok(())
     }

@@ -162,6 +162,14 @@ struct Notes {
     calls: u64,
 }
 
+/// Bytes of a number of the optimizer's.
+pub(super) fn state_width(config: &TrainConfig, widths: Widths) -> usize {
+    match config.use_precision_aware_optimizer {
+        true => widths.tensor,
+        false => widths.float,
+    }
+}
+
 /// Run rank `rank` of a layout through one train step, on shapes.
 ///
 /// # Errors
@@ -267,7 +275,7 @@ pub fn record(
         .iter()
         .map(|s| s.range.len() * (2 + usize::from(s.master.is_some())))
         .sum();
-    let optimizer = states * widths.float;
+    let optimizer = states * state_width(config, widths);
     let standing = meter.live_bytes();
     meter.forget_peak();
     *notes.lock().unwrap_or_else(PoisonError::into_inner) = Notes::default();

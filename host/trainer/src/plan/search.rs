@@ -7,7 +7,7 @@
 use super::cores::on_all_cores;
 use super::flops::{self, Passing};
 use super::machine::Machine;
-use super::record::{Groups, Memory, Recorded, Workload, record};
+use super::record::{Groups, Memory, Recorded, Workload, record, state_width};
 use super::replay::{Outcome, replay};
 use crate::Result;
 use crate::config::TrainConfig;
@@ -133,9 +133,10 @@ fn stages_of(parallel: &ParallelConfig) -> impl Iterator<Item = usize> + use<> {
 }
 
 /// Bytes of weights, gradients and optimizer that the fullest stage cannot do without.
-fn standing(spec: &ModelSpec, parallel: &ParallelConfig) -> usize {
+fn standing(spec: &ModelSpec, config: &TrainConfig, parallel: &ParallelConfig) -> usize {
     let all = params(spec);
     let (widths, world) = (Widths::GPU, parallel.world());
+    let state = state_width(config, widths);
     let stage = world / parallel.pipeline_model_parallel_size;
     let replicas = |is_expert: bool| match is_expert {
         true => stage / (parallel.expert_model_parallel_size * parallel.expert_parts()),
@@ -145,7 +146,7 @@ fn standing(spec: &ModelSpec, parallel: &ParallelConfig) -> usize {
         let place = Place::new(parallel, rank);
         let shards = shards(spec, &all, parallel, &place).unwrap_or_default();
         let bytes = |s: &Shard| {
-            let states = 3 * widths.float * s.len() / replicas(s.is_expert).max(1);
+            let states = 3 * state * s.len() / replicas(s.is_expert).max(1);
             s.len() * (widths.tensor + widths.float) + states
         };
         shards.iter().map(bytes).sum()
@@ -245,7 +246,7 @@ pub fn search(
         data && (parallel.context_parallel_size == 1 || !held)
     });
     let limit = USABLE * machine.memory_bytes;
-    let bytes = on_all_cores(all.len(), |i| standing(spec, &all[i]));
+    let bytes = on_all_cores(all.len(), |i| standing(spec, config, &all[i]));
     let least = bytes.iter().min().copied();
     // Where nothing fits, the smallest says how much is missing.
     let worth = |bytes: usize| (bytes as f64) < limit || Some(bytes) == least;

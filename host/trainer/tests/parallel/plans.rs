@@ -282,14 +282,17 @@ fn a_large_machines_ranks_make_matching_calls_and_come_to_an_end() {
 #[test]
 fn the_plans_memory_is_near_what_h200s_handed_out() {
     const GIB: f64 = (1u64 << 30) as f64;
-    for (model, parallel, gpus, sequences, micro, measured) in [
-        ("qwen3-1.7b", "", 1, 16, 2, 43.7),
-        ("qwen3-1.7b", "", 2, 32, 2, 32.7),
-        ("qwen3-1.7b", "tp2", 2, 32, 2, 24.1),
-        ("qwen3-1.7b", "tp2", 2, 32, 4, 29.0),
-        ("qwen3-4b", "", 1, 8, 2, 93.0),
-        ("qwen3-4b", "", 2, 16, 2, 69.0),
-        ("qwen3-4b", "tp2", 2, 16, 2, 48.6),
+    for (model, parallel, gpus, sequences, micro, compact, measured) in [
+        ("qwen3-1.7b", "", 1, 16, 2, false, 43.7),
+        ("qwen3-1.7b", "", 2, 32, 2, false, 32.7),
+        ("qwen3-1.7b", "tp2", 2, 32, 2, false, 24.1),
+        ("qwen3-1.7b", "tp2", 2, 32, 4, false, 29.0),
+        ("qwen3-4b", "", 1, 8, 2, false, 93.0),
+        ("qwen3-4b", "", 2, 16, 2, false, 69.0),
+        ("qwen3-4b", "tp2", 2, 16, 2, false, 48.6),
+        ("qwen3-8b", "", 1, 8, 2, true, 122.5),
+        ("qwen3-8b", "", 2, 16, 2, true, 107.0),
+        ("qwen3-8b", "tp2", 2, 16, 2, true, 62.9),
     ] {
         let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden/published");
         let text = std::fs::read_to_string(format!("{folder}/{model}.json")).unwrap();
@@ -305,6 +308,7 @@ fn the_plans_memory_is_near_what_h200s_handed_out() {
         let config = TrainConfig {
             entropy_coef: 0.01,
             max_tokens_per_gpu: 4096 * micro,
+            use_precision_aware_optimizer: compact,
             ..TrainConfig::default()
         };
         let work = Workload {

@@ -33,6 +33,9 @@ pub(super) struct Args {
     /// Tokens packed into one micro-batch of a rank
     #[arg(long, value_name = "N", default_value_t = 8192, requires = "gpus")]
     max_tokens_per_gpu: usize,
+    /// Adam's moments and the rest of the masters in 16 bits each
+    #[arg(long, requires = "gpus")]
+    use_precision_aware_optimizer: bool,
     /// Layouts shown of each number of GPUs
     #[arg(long, value_name = "N", default_value_t = 5, requires = "gpus")]
     top: usize,
@@ -85,6 +88,7 @@ pub(super) fn run(
     let config = TrainConfig {
         max_tokens_per_gpu: args.max_tokens_per_gpu,
         global_batch_size: Some(args.sequences),
+        use_precision_aware_optimizer: args.use_precision_aware_optimizer,
         ..TrainConfig::default()
     };
     let workload = Workload {
