@@ -140,6 +140,15 @@ pub trait Comm<O: Ops>: Send + Sync {
         self.all_gather(&x).map(Begun::done)
     }
 
+    /// Keep nothing any longer that members fetched from, once all have come here: what was begun last is otherwise kept until
+    /// more is begun.
+    ///
+    /// # Errors
+    /// As [`Self::all_reduce`].
+    fn settle(&self) -> Result<()> {
+        Ok(())
+    }
+
     /// Combine a few host numbers in place.
     ///
     /// # Errors

@@ -107,8 +107,13 @@ impl Simulated {
         (self.told)(&self.name, &self.members, noted);
     }
 
-    /// A call that is begun; `value` is what it will have given.
-    fn begin<T>(&self, exchange: Exchange, bytes: usize, value: T) -> Begun<T> {
+    /// A call that is begun with `x`, which is kept until then; `value` is what it will have given.
+    fn begin<X: Send + 'static, T>(
+        &self,
+        exchange: Exchange,
+        (x, bytes): (X, usize),
+        value: T,
+    ) -> Begun<T> {
         let number = self.begun.fetch_add(1, Ordering::Relaxed);
         self.tell(exchange, bytes, Some(number));
         let (told, name, members) = (self.told.clone(), self.name.clone(), self.members.clone());
@@ -119,6 +124,7 @@ impl Simulated {
                 begun: None,
             };
             told(&name, &members, noted);
+            drop(x);
             Ok(())
         })
     }
@@ -224,19 +230,20 @@ impl Comm<Shapes> for Simulated {
         let bytes = rows * cols * self.ops.meter().widths().float;
         let share = self.share("reduce_scatter", rows * cols)?;
         let share = self.ops.float_zeros(1, share)?;
-        Ok(self.begin(Exchange::ReduceScatter, bytes, share))
+        Ok(self.begin(Exchange::ReduceScatter, (x, bytes), share))
     }
 
     fn begin_all_reduce(&self, x: ShapeTensor) -> Result<Begun<ShapeTensor>> {
         let (rows, cols) = self.ops.shape(&x);
-        let sum = self.ops.tensor_of(rows, cols);
-        Ok(self.begin(Exchange::AllReduce, self.tensor_bytes(&x), sum))
+        let (sum, bytes) = (self.ops.tensor_of(rows, cols), self.tensor_bytes(&x));
+        Ok(self.begin(Exchange::AllReduce, (x, bytes), sum))
     }
 
     fn begin_all_gather(&self, x: ShapeTensor) -> Result<Begun<ShapeTensor>> {
         let (rows, cols) = self.ops.shape(&x);
         let all = self.ops.tensor_of(rows * self.members.len(), cols);
-        Ok(self.begin(Exchange::AllGather, self.tensor_bytes(&x), all))
+        let bytes = self.tensor_bytes(&x);
+        Ok(self.begin(Exchange::AllGather, (x, bytes), all))
     }
 
     fn begin_swap(&self, x: ShapeTensor, rows: usize) -> Result<Begun<ShapeTensor>> {
@@ -244,13 +251,13 @@ impl Comm<Shapes> for Simulated {
         let theirs = self.ops.tensor_of(others, cols);
         // The half of one that takes the time.
         let bytes = (others + rows) * cols * self.ops.meter().widths().tensor;
-        Ok(self.begin(Exchange::ReduceScatter, bytes, theirs))
+        Ok(self.begin(Exchange::ReduceScatter, (x, bytes), theirs))
     }
 
     fn begin_rotate(&self, x: ShapeTensor) -> Result<Begun<ShapeTensor>> {
         let (rows, cols) = self.ops.shape(&x);
-        let next = self.ops.tensor_of(rows, cols);
-        Ok(self.begin(Exchange::Rotate, self.tensor_bytes(&x), next))
+        let (next, bytes) = (self.ops.tensor_of(rows, cols), self.tensor_bytes(&x));
+        Ok(self.begin(Exchange::Rotate, (x, bytes), next))
     }
 
     fn all_reduce_host(&self, x: &mut [f64], _: Reduce) -> Result<()> {

@@ -27,7 +27,7 @@ fn arrives(cuda: &Cuda) -> Result<bool> {
     let id = sender.new_id()?;
     std::thread::scope(|scope| {
         let other = scope.spawn(|| {
-            let receiver = Broadcaster::open(1)?;
+            let receiver = Broadcaster::open(crate::gpu_of(1))?;
             receiver.join_as(&id, 2, 1)?;
             Ok([receiver.receive(2 * bits.len())?, receiver.receive(5)?])
         });

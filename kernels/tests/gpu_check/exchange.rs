@@ -1,5 +1,5 @@
 //! What GPUs of one process make together, against sums and rows written down; and whoever waits for a rank that never comes is
-//! let go. Ranks are threads here: a second GPU, and NCCL, are needed.
+//! let go. Ranks are threads here; NCCL is needed, and a second GPU or `NCCL_MULTI_RANK_GPU_ENABLE=1`.
 
 use slime_kernels::comm::World;
 use slime_kernels::cuda::Cuda;
@@ -11,12 +11,15 @@ use std::time::Duration;
 const RANKS: usize = 2;
 /// A vector, a row more than a block's share, many rows, and more than every block has under way at once.
 const SHAPES: [(usize, usize); 4] = [(2, 8), (258, 72), (4096, 136), (8194, 520)];
+/// 64 MiB: copied for longer than it takes to begin something else.
+const LENT: (usize, usize) = (32768, 1024);
 
-/// Prints two lines and returns how many are wrong.
+/// Prints three lines and returns how many are wrong.
 pub(crate) fn check(_: &Cuda) -> usize {
     let what = "sums, shares, rows of all, a neighbour's";
     crate::with_two_gpus("exchange", what, || {
         crate::say("exchange", what, everything())
+            + crate::say("exchange", "what is lent is kept", keeps())
             + crate::say("exchange", "an ended world lets go", lets_go())
     })
 }
@@ -31,7 +34,7 @@ fn on_ranks<R: Send>(
         let ranks: Vec<_> = (0..RANKS)
             .map(|rank| {
                 scope.spawn(move || {
-                    let cuda = Arc::new(Cuda::open_poisoning(rank)?);
+                    let cuda = Arc::new(Cuda::open_poisoning(crate::gpu_of(rank))?);
                     let members = (0..RANKS).collect();
                     let group =
                         Nccl::new(cuda.clone(), world.clone(), "all", members, rank, false)?;
@@ -78,6 +81,28 @@ fn everything() -> Result<bool> {
             right &= cuda.read(&turning.wait()?)? == all[1 - rank];
             right &= cuda.read(&coming.wait()?)? == all.concat();
         }
+        Ok(right)
+    })?;
+    Ok(right.into_iter().all(|right| right))
+}
+
+/// Memory that is asked for while members still fetch is not what they fetch from.
+fn keeps() -> Result<bool> {
+    let world = World::new(RANKS, Duration::from_secs(60));
+    let right = on_ranks(&world, |rank, cuda, group| {
+        let (rows, cols) = LENT;
+        let all: Vec<Vec<f32>> = (0..RANKS).map(|of| numbers(of, rows * cols)).collect();
+        let x = cuda.tensor(rows, cols, &all[rank])?;
+        let few = [
+            cuda.tensor(2, 8, &[1.0; 16])?,
+            cuda.tensor(2, 8, &[2.0; 16])?,
+        ];
+        let coming = group.begin_all_gather(x)?;
+        let begun = few.map(|few| group.begin_rotate(few));
+        // Poisoned when it is handed out.
+        let other = cuda.room(rows, cols)?;
+        let right = cuda.read(&coming.wait()?)? == all.concat();
+        drop((begun, other));
         Ok(right)
     })?;
     Ok(right.into_iter().all(|right| right))

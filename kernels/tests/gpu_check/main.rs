@@ -92,10 +92,20 @@ fn say(op: &str, what: &str, outcome: Result<bool>) -> usize {
     usize::from(!matches!(outcome, Ok(true)))
 }
 
+/// NCCL lets ranks share a GPU: 2.30 and later do, when told so.
+fn shares_one_gpu() -> bool {
+    std::env::var("NCCL_MULTI_RANK_GPU_ENABLE").is_ok_and(|on| on == "1")
+}
+
+/// The GPU of a rank: one each, unless NCCL is told to let ranks share the first.
+fn gpu_of(rank: usize) -> usize {
+    if shares_one_gpu() { 0 } else { rank }
+}
+
 /// What `check` finds wrong; where there are not two GPUs a line says so.
 fn with_two_gpus(op: &str, what: &str, check: impl FnOnce() -> usize) -> usize {
     match num_gpus() {
-        Ok(0 | 1) => {
+        Ok(0 | 1) if !shares_one_gpu() => {
             println!("{op:<24} {what:<44} skipped: it needs two GPUs");
             0
         }

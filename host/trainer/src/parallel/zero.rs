@@ -402,6 +402,12 @@ impl<O: Ops> Zero<O> {
         for (bucket, begun) in under_way {
             take_in(ops, stage, bucket, &begun.wait()?)?;
         }
+        // A bucket's memory is not kept until the next update.
+        for is_expert in [false, true] {
+            if self.buckets.iter().any(|b| b.is_expert == is_expert) {
+                mesh.replicas(is_expert).settle()?;
+            }
+        }
         Ok(())
     }
 }

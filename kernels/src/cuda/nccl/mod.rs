@@ -1,231 +1,27 @@
 //! Ranks on several GPUs: NCCL, found at run time, behind [`Comm`].
 //!
-//! A small binding of our own, because pip's and the distributions' file is `libnccl.so.2`, which cudarc does not try.
 //! Collectives run on the device's one stream, so they are ordered with the kernels around them, and those that are begun
 //! on a stream beside it; messages between stages run on two streams of their own, one a direction, so that no send waits
-//! for a receive queued behind it. Ranks are
-//! threads of one process or processes: host numbers go through the place where they meet, which also gave every member the
-//! group's id. When a rank fails, every communicator is
+//! for a receive queued behind it. Ranks are threads of one process or processes: host numbers go through the place where
+//! they meet, which also gave every member the group's id. When a rank fails, every communicator is
 //! aborted, which frees whoever waits in one. Read [`crate::comm`] for the contract.
+
+mod api;
+
+pub use api::version;
+pub(super) use api::{Api, Line, UniqueId};
 
 use super::copies::Copies;
 use super::exchange::{Collective, Exchange, Lane};
-use super::{Cuda, Float, Tensor, driver, library};
+use super::{Cuda, Float, Tensor, driver};
+use crate::Result;
 use crate::comm::{Begun, Comm, Group, Meet, Reduce, World};
-use crate::{Error, Result};
+use api::{BF16, F32, Handle, SUM, Status, failed};
 use cudarc::driver::{CudaEvent, CudaStream, result};
-use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use std::collections::{BTreeSet, VecDeque};
-use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ffi::{c_int, c_void};
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-
-/// `ncclInvalidUsage`: what another version's rank gets, among others.
-const INVALID_USAGE: Status = 5;
-const NAMES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
-
-/// NCCL's numbers for what we send.
-const BF16: c_int = 9;
-const F32: c_int = 7;
-const SUM: c_int = 0;
-
-/// What all members of a group know before they meet.
-#[derive(Clone, Copy)]
-#[repr(C)]
-pub(super) struct UniqueId(pub(super) [u8; 128]);
-
-impl UniqueId {
-    pub(super) fn new(api: &Api) -> Result<Self> {
-        let mut id = Self([0; 128]);
-        // SAFETY: writes 128 bytes.
-        api.check("ncclGetUniqueId", unsafe { (api.unique_id)(&mut id) })?;
-        Ok(id)
-    }
-}
-
-pub(super) type Handle = *mut c_void;
-pub(super) type Status = c_int;
-type Reducing = unsafe extern "C" fn(
-    *const c_void,
-    *mut c_void,
-    usize,
-    c_int,
-    c_int,
-    Handle,
-    *mut c_void,
-) -> Status;
-
-/// The functions used, as nccl.h declares them.
-pub(super) struct Api {
-    version: unsafe extern "C" fn(*mut c_int) -> Status,
-    unique_id: unsafe extern "C" fn(*mut UniqueId) -> Status,
-    init_rank: unsafe extern "C" fn(*mut Handle, c_int, UniqueId, c_int) -> Status,
-    destroy: unsafe extern "C" fn(Handle) -> Status,
-    abort: unsafe extern "C" fn(Handle) -> Status,
-    words: unsafe extern "C" fn(Status) -> *const c_char,
-    all_reduce: Reducing,
-    reduce_scatter: Reducing,
-    all_gather: unsafe extern "C" fn(
-        *const c_void,
-        *mut c_void,
-        usize,
-        c_int,
-        Handle,
-        *mut c_void,
-    ) -> Status,
-    send: unsafe extern "C" fn(*const c_void, usize, c_int, c_int, Handle, *mut c_void) -> Status,
-    recv: unsafe extern "C" fn(*mut c_void, usize, c_int, c_int, Handle, *mut c_void) -> Status,
-    pub(super) broadcast: unsafe extern "C" fn(
-        *const c_void,
-        *mut c_void,
-        usize,
-        c_int,
-        c_int,
-        Handle,
-        *mut c_void,
-    ) -> Status,
-    group_start: unsafe extern "C" fn() -> Status,
-    group_end: unsafe extern "C" fn() -> Status,
-}
-
-fn failed(detail: impl Into<String>) -> Error {
-    Error::Device {
-        library: "nccl",
-        detail: detail.into(),
-    }
-}
-
-impl Api {
-    fn open() -> std::result::Result<Self, String> {
-        let mut found = None;
-        let folders = library::folders();
-        let paths = folders
-            .iter()
-            .flat_map(|folder| NAMES.iter().map(move |name| folder.join(name)))
-            .filter(|path| path.exists())
-            .chain(NAMES.iter().map(std::path::PathBuf::from));
-        for path in paths {
-            // SAFETY: NCCL's initialisers depend on nothing of ours. Local, because a second copy in the process (PyTorch's)
-            // must not lend it symbols.
-            if let Ok(library) = unsafe { Library::open(Some(&path), RTLD_NOW | RTLD_LOCAL) } {
-                found = Some(library);
-                break;
-            }
-        }
-        let library = found.ok_or(
-            "libnccl.so.2 was not found: install NCCL 2, or PyTorch in the active Python environment",
-        )?;
-        macro_rules! symbol {
-            ($name:literal) => {
-                // SAFETY: the field it is assigned to has the type nccl.h declares for it.
-                *unsafe { library.get(concat!($name, "\0").as_bytes()) }
-                    .map_err(|e| format!("{} is missing: {e}", $name))?
-            };
-        }
-        let api = Self {
-            version: symbol!("ncclGetVersion"),
-            unique_id: symbol!("ncclGetUniqueId"),
-            init_rank: symbol!("ncclCommInitRank"),
-            destroy: symbol!("ncclCommDestroy"),
-            abort: symbol!("ncclCommAbort"),
-            words: symbol!("ncclGetErrorString"),
-            all_reduce: symbol!("ncclAllReduce"),
-            reduce_scatter: symbol!("ncclReduceScatter"),
-            all_gather: symbol!("ncclAllGather"),
-            send: symbol!("ncclSend"),
-            recv: symbol!("ncclRecv"),
-            broadcast: symbol!("ncclBroadcast"),
-            group_start: symbol!("ncclGroupStart"),
-            group_end: symbol!("ncclGroupEnd"),
-        };
-        // Its threads outlive every communicator, so it is never unloaded.
-        std::mem::forget(library);
-        Ok(api)
-    }
-
-    pub(super) fn get() -> Result<&'static Self> {
-        static API: OnceLock<std::result::Result<Api, String>> = OnceLock::new();
-        match API.get_or_init(Self::open) {
-            Ok(api) => Ok(api),
-            Err(detail) => Err(failed(detail.clone())),
-        }
-    }
-
-    pub(super) fn check(&self, op: &str, status: Status) -> Result<()> {
-        if status == 0 {
-            return Ok(());
-        }
-        // SAFETY: NCCL gives a constant, NUL-terminated string for any status.
-        let words = unsafe { CStr::from_ptr((self.words)(status)) };
-        Err(failed(format!("{op}: {}", words.to_string_lossy())))
-    }
-}
-
-/// NCCL's version, as it writes it: 22903 is 2.29.3.
-///
-/// # Errors
-/// There is no NCCL on this machine; the message says what to install.
-pub fn version() -> Result<i32> {
-    let api = Api::get()?;
-    let mut version = 0;
-    // SAFETY: writes one int.
-    api.check("ncclGetVersion", unsafe { (api.version)(&mut version) })?;
-    Ok(version)
-}
-
-/// One communicator. Its handle is kept as an address; calls on it are made one at a time.
-pub(super) struct Line {
-    address: usize,
-    one_at_a_time: Mutex<()>,
-    aborted: AtomicBool,
-}
-
-impl Line {
-    /// All members call it at once; `id` is the same on all.
-    pub(super) fn new(api: &Api, size: usize, rank: usize, id: UniqueId) -> Result<Arc<Self>> {
-        let mut handle: Handle = std::ptr::null_mut();
-        // SAFETY: writes one handle; the current device is this rank's, bound by the caller.
-        let status = unsafe { (api.init_rank)(&mut handle, size as c_int, id, rank as c_int) };
-        if status == INVALID_USAGE {
-            let version = version().unwrap_or_default();
-            return Err(failed(format!(
-                "no group of {size} ranks was formed. All of them need one version of NCCL, and this one has {version}; NCCL_DEBUG=WARN says more"
-            )));
-        }
-        api.check("ncclCommInitRank", status)?;
-        Ok(Arc::new(Self {
-            address: handle as usize,
-            one_at_a_time: Mutex::default(),
-            aborted: AtomicBool::new(false),
-        }))
-    }
-
-    pub(super) fn with(&self, call: impl FnOnce(Handle) -> Status) -> Result<Status> {
-        let lock = self.one_at_a_time.lock();
-        let _held = lock.unwrap_or_else(PoisonError::into_inner);
-        if self.aborted.load(Ordering::Acquire) {
-            return Err(Error::Comm("the communicator was aborted".into()));
-        }
-        Ok(call(self.address as Handle))
-    }
-
-    /// Free whoever waits in it. Not under the lock: a thread that waits inside a call holds it.
-    pub(super) fn abort(&self, api: &Api) {
-        if !self.aborted.swap(true, Ordering::AcqRel) {
-            // SAFETY: the handle came from ncclCommInitRank, is not destroyed once `aborted` is set, and may be aborted
-            // while others wait in it.
-            let _ = unsafe { (api.abort)(self.address as Handle) };
-        }
-    }
-
-    pub(super) fn destroy(&self, api: &Api) {
-        if !self.aborted.swap(true, Ordering::AcqRel) {
-            // SAFETY: the handle is live and nothing uses it from now on.
-            let _ = unsafe { (api.destroy)(self.address as Handle) };
-        }
-    }
-}
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// A tensor on its way to another rank, kept until it has left.
 type Leaving = VecDeque<(CudaEvent, Tensor)>;
@@ -725,6 +521,11 @@ impl<M: Meet + 'static> Comm<Cuda> for Nccl<M> {
         };
         let (next, before) = (only((rank + 1) % size), only((rank + size - 1) % size));
         copies.begin(&self.host, (x, &next), (y, &before))
+    }
+
+    fn settle(&self) -> Result<()> {
+        let copies = self.copies.as_ref();
+        copies.map_or(Ok(()), |copies| copies.settle(&self.host))
     }
 
     fn all_gather_float(&self, x: &Float) -> Result<Float> {
