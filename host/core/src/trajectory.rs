@@ -155,6 +155,11 @@ impl Trajectory {
             .collect()
     }
 
+    /// Number of tokens after the prompt, what tools answered included.
+    pub fn response_len(&self) -> usize {
+        self.num_tokens() - self.prompt_length()
+    }
+
     /// Tokens after the prompt, in order.
     pub fn response_tokens(&self) -> Vec<u32> {
         self.response()

@@ -1,8 +1,9 @@
 //! From rewards to one advantage per token, by the configured estimator.
 //!
-//! KL in the reward, where asked for, is taken off before rollouts are compared: token by token by the REINFORCE++
-//! estimators and PPO, as the sum over the rollout's tokens by the group-relative ones. A teacher's penalty comes after
-//! the estimator and before whitening. Read [`crate::algo`] for formulas.
+//! KL in the reward, where asked for, is taken off token by token by the REINFORCE++ estimators and PPO. Those that compare
+//! a group's rollouts take off how far a rollout's sum is from the group's, after the comparison: before it, GRPO's division
+//! would blow up what little KL tells apart in a group of equal rewards, whatever the coefficient. A teacher's penalty comes
+//! after the estimator and before whitening. Read [`crate::algo`] for formulas.
 
 use crate::algo::gae::{self, Discount};
 use crate::algo::{Estimator, distill, grpo, max_rl, reinforce, rloo, whiten};
@@ -15,19 +16,9 @@ use slime_core::GroupId;
 pub fn fill(config: &TrainConfig, rollouts: &[Rollout<'_>], batches: &mut [Batch<'_>]) {
     let estimator = config.advantage_estimator;
     let penalties = (config.kl_coef != 0.0).then(|| kl_of_tokens(config, batches));
-    let mut rewards: Vec<(GroupId, Option<f64>)> =
+    let rewards: Vec<(GroupId, Option<f64>)> =
         rollouts.iter().map(|r| (r.group, r.reward)).collect();
-    if let Some(kl) = penalties.as_ref().filter(|_| !estimator.has_token_kl()) {
-        for (batch, kl) in batches.iter().zip(kl) {
-            for sequence in &batch.sequences {
-                let total: f64 = kl[sequence.trained.clone()].iter().sum();
-                if let Some(reward) = rewards[sequence.rollout].1.as_mut() {
-                    *reward -= config.kl_coef * total;
-                }
-            }
-        }
-    }
-    let base = match estimator {
+    let mut base = match estimator {
         _ if config.disable_rewards_normalization => {
             rewards.iter().map(|(_, reward)| *reward).collect()
         }
@@ -43,6 +34,12 @@ pub fn fill(config: &TrainConfig, rollouts: &[Rollout<'_>], batches: &mut [Batch
             rewards.iter().map(|(_, reward)| *reward).collect()
         }
     };
+    if let Some(kl) = penalties.as_ref().filter(|_| !estimator.has_token_kl()) {
+        let excess = excess_kl(config, rewards, batches, kl);
+        for (base, excess) in base.iter_mut().zip(excess) {
+            *base = base.zip(excess).map(|(a, kl)| a - config.kl_coef * kl);
+        }
+    }
     for (index, batch) in batches.iter_mut().enumerate() {
         for sequence in &batch.sequences {
             let range = sequence.trained.clone();
@@ -96,6 +93,33 @@ pub fn fill(config: &TrainConfig, rollouts: &[Rollout<'_>], batches: &mut [Batch
             batch.columns.advantage.copy_from_slice(head);
             rest = tail;
         }
+    }
+}
+
+/// How much more KL each scored rollout has than its group, as its rewards are compared but for divisions.
+fn excess_kl(
+    config: &TrainConfig,
+    rewards: Vec<(GroupId, Option<f64>)>,
+    batches: &[Batch<'_>],
+    kl: &[Vec<f64>],
+) -> Vec<Option<f64>> {
+    let mut totals = rewards;
+    for (_, total) in &mut totals {
+        *total = total.map(|_| 0.0);
+    }
+    for (batch, kl) in batches.iter().zip(kl) {
+        for sequence in &batch.sequences {
+            if let Some(total) = totals[sequence.rollout].1.as_mut() {
+                *total += kl[sequence.trained.clone()].iter().sum::<f64>();
+            }
+        }
+    }
+    match config.advantage_estimator {
+        _ if config.disable_rewards_normalization => {
+            totals.into_iter().map(|(_, total)| total).collect()
+        }
+        Estimator::Rloo => grpo::by_group(&totals, rloo::advantages),
+        _ => grpo::by_group(&totals, |group| grpo::advantages(group, grpo::Std::None)),
     }
 }
 

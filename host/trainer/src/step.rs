@@ -185,37 +185,44 @@ pub fn metrics(evaluation: &Evaluation<'_>, scores: &Scores) -> TrainMetrics {
     let mut tokens: Vec<Token> = (0..batch.num_trained())
         .map(|number| evaluation.token(number, scores.logp[number], scores.entropy[number]))
         .collect();
-    let raw_kl: Vec<f64> = tokens.iter().map(|t| -t.log_ratio).collect();
     if objective.needs_trajectory() {
         evaluation.spread_ratio(&mut tokens, batch.sequences.iter().map(|s| s.rows.len()));
     }
     let mut sums = Sums::default();
-    for (number, (token, raw_kl)) in tokens.iter().zip(raw_kl).enumerate() {
-        sums.add(objective, token, raw_kl, evaluation.old_is_engine);
+    for (number, token) in tokens.iter().enumerate() {
+        sums.add(objective, token, evaluation.old_is_engine);
         sums.teach(token, batch.columns.teacher[number]);
     }
     let policy = |value: f64| (objective.loss != PolicyLoss::Likelihood).then_some(value);
-    let clipfrac = policy(sums.clipped);
+    // Weights add up to 1 only where every rollout trains and lengths are what they are divided by. A mean is one all the same.
+    let mean = |sum: f64| {
+        if sums.weight > 0.0 {
+            sum / sums.weight
+        } else {
+            0.0
+        }
+    };
+    let clipfrac = policy(mean(sums.clipped));
     let corrects = objective.tis.is_some() || !batch.columns.correction.is_empty();
     TrainMetrics {
         loss: sums.loss,
         pg_loss: policy(sums.pg),
-        ppo_kl: policy(sums.ppo_kl),
-        kl_loss: objective.kl.map(|_| sums.kl),
-        entropy: sums.entropy,
+        ppo_kl: policy(mean(sums.ppo_kl)),
+        kl_loss: objective.kl.map(|_| mean(sums.kl)),
+        entropy: mean(sums.entropy),
         clipfrac,
         pg_clipfrac: clipfrac,
-        dual_clipfrac: objective.clip.dual.and(policy(sums.dual_clipped)),
-        tis: corrects.then_some(sums.tis),
-        tis_clipfrac: corrects.then_some(sums.tis_clipped),
-        rejected: (!batch.columns.correction.is_empty()).then_some(sums.rejected),
-        opsm_clipfrac: objective.opsm_delta.map(|_| sums.opsm_masked),
+        dual_clipfrac: objective.clip.dual.and(policy(mean(sums.dual_clipped))),
+        tis: corrects.then_some(mean(sums.tis)),
+        tis_clipfrac: corrects.then_some(mean(sums.tis_clipped)),
+        rejected: (!batch.columns.correction.is_empty()).then_some(mean(sums.rejected)),
+        opsm_clipfrac: objective.opsm_delta.map(|_| mean(sums.opsm_masked)),
         mismatch_kl: (sums.recorded > 0.0).then(|| sums.mismatch_kl / sums.recorded),
         mismatch_k3: (sums.recorded > 0.0).then(|| sums.mismatch_k3 / sums.recorded),
         opd_reverse_kl: (sums.taught > 0.0).then(|| sums.reverse_kl / sums.taught),
         train_rollout_logprob_abs_diff: (sums.recorded > 0.0).then(|| sums.gap / sums.recorded),
         train_rollout_logprob_abs_diff_max: (sums.recorded > 0.0).then_some(sums.max_gap),
-        advantage_abs: policy(sums.advantage),
+        advantage_abs: policy(mean(sums.advantage)),
         tokens: batch.num_tokens(),
         trained_tokens: batch.num_trained(),
         masked_tokens: sums.masked_tokens,
@@ -229,6 +236,8 @@ pub fn metrics(evaluation: &Evaluation<'_>, scores: &Scores) -> TrainMetrics {
 /// Weighted sums over tokens.
 #[derive(Default)]
 struct Sums {
+    /// Of all tokens that are not masked.
+    weight: f64,
     loss: f64,
     pg: f64,
     kl: f64,
@@ -253,13 +262,14 @@ struct Sums {
 }
 
 impl Sums {
-    fn add(&mut self, objective: &Objective, token: &Token, raw_kl: f64, old_is_engine: bool) {
+    fn add(&mut self, objective: &Objective, token: &Token, old_is_engine: bool) {
         let loss = objective.token(token);
         if loss.masked {
             self.masked_tokens += 1;
             return;
         }
         let w = token.weight;
+        self.weight += w;
         if loss.rejected {
             self.rejected += w;
         }
@@ -268,7 +278,7 @@ impl Sums {
         self.pg += w * loss.pg;
         self.kl += w * loss.kl;
         self.entropy += w * token.entropy;
-        self.ppo_kl += w * raw_kl;
+        self.ppo_kl += w * (token.old - token.logp);
         self.clipped += share(loss.clipped);
         self.dual_clipped += share(loss.dual_clipped);
         self.tis += w * loss.tis;

@@ -11,7 +11,7 @@ use std::time::Duration;
 const RANKS: usize = 2;
 /// A vector, a row more than a block's share, many rows, and more than every block has under way at once.
 const SHAPES: [(usize, usize); 4] = [(2, 8), (258, 72), (4096, 136), (8194, 520)];
-/// 64 MiB: copied for longer than it takes to begin something else.
+/// 64 MiB, which nothing else here takes.
 const LENT: (usize, usize) = (32768, 1024);
 
 /// Prints three lines and returns how many are wrong.
@@ -86,24 +86,27 @@ fn everything() -> Result<bool> {
     Ok(right.into_iter().all(|right| right))
 }
 
-/// Memory that is asked for while members still fetch is not what they fetch from.
+/// What members fetch from is handed out to nobody before all have fetched, and to whoever asks once they have settled.
 fn keeps() -> Result<bool> {
     let world = World::new(RANKS, Duration::from_secs(60));
     let right = on_ranks(&world, |rank, cuda, group| {
         let (rows, cols) = LENT;
         let all: Vec<Vec<f32>> = (0..RANKS).map(|of| numbers(of, rows * cols)).collect();
         let x = cuda.tensor(rows, cols, &all[rank])?;
-        let few = [
-            cuda.tensor(2, 8, &[1.0; 16])?,
-            cuda.tensor(2, 8, &[2.0; 16])?,
-        ];
+        let few = cuda.tensor(2, 8, &[1.0; 16])?;
         let coming = group.begin_all_gather(x)?;
-        let begun = few.map(|few| group.begin_rotate(few));
-        // Poisoned when it is handed out.
+        let turning = group.begin_rotate(few)?;
+        let had = cuda.peak_bytes();
         let other = cuda.room(rows, cols)?;
-        let right = cuda.read(&coming.wait()?)? == all.concat();
-        drop((begun, other));
-        Ok(right)
+        let kept = cuda.peak_bytes() > had;
+        let (came, _) = (coming.wait()?, turning.wait()?);
+        let right = cuda.read(&came)? == all.concat();
+        group.settle()?;
+        let had = cuda.peak_bytes();
+        let again = cuda.room(rows, cols)?;
+        let given_back = cuda.peak_bytes() == had;
+        drop((other, again));
+        Ok(right && kept && given_back)
     })?;
     Ok(right.into_iter().all(|right| right))
 }

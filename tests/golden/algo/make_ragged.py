@@ -68,10 +68,14 @@ VARIANTS = {
     "opd": dict(use_opd=True, opd_kl_coef=0.7),
     "opd_whitened": dict(use_opd=True, normalize_advantages=True, advantage_estimator="rloo"),
     "kl_in_reward": dict(kl_coef=0.2),
+    "kl_in_reward_rloo": dict(advantage_estimator="rloo", kl_coef=0.2),
+    "kl_in_reward_raw": dict(disable_rewards_normalization=True, kl_coef=0.2),
     "clip_higher_dual": dict(eps_clip=0.2, eps_clip_high=0.28, eps_clip_c=1.5),
     "kl_k2": dict(use_kl_loss=True, kl_loss_coef=0.1, kl_loss_type="k2"),
     "kl_k3": dict(use_kl_loss=True, kl_loss_coef=0.1),
     "kl_unbiased": dict(use_kl_loss=True, kl_loss_coef=0.1, kl_loss_type="low_var_kl", use_unbiased_kl=True),
+    "gspo_kl_unbiased": dict(advantage_estimator="gspo", loss_aggregation="sequence-mean", use_kl_loss=True, kl_loss_coef=0.1, use_unbiased_kl=True),
+    "kl_unbiased_k1": dict(use_kl_loss=True, kl_loss_coef=0.1, kl_loss_type="k1", use_unbiased_kl=True),
     "entropy": dict(entropy_coef=0.03),
     "tis": dict(use_tis=True, tis_clip=1.3, tis_clip_low=0.5),
     "icepop": dict(use_tis=True, tis_mode="icepop", tis_clip=1.3, tis_clip_low=0.7),
@@ -146,16 +150,24 @@ def reference(records, config):
     # rewards of rollouts, then one number a rollout
     rewards = {r["rollout"]: r["reward"] for r in records if r["reward"] is not None}
     group_of = {r["rollout"]: r["group"] for r in records}
-    if coef and not estimator.startswith("reinforce") and estimator != "ppo":
-        for i, r in enumerate(records):
-            if r["reward"] is not None:
-                rewards[r["rollout"]] -= coef * float(kl[i].sum())
     score = {}
     for group in sorted(set(group_of.values())):
         members = [i for i in rewards if group_of[i] == group]
         if members:
             for i, x in zip(members, group_scores([rewards[i] for i in members], estimator, config)):
                 score[i] = float(x)
+        if members and coef and not estimator.startswith("reinforce") and estimator != "ppo":
+            # How much farther from the reference than the rest of the group, in nats: never divided by a deviation.
+            of = torch.tensor([sum(float(kl[j].sum()) for j, r in enumerate(records) if r["rollout"] == i) for i in members])
+            n = len(members)
+            if config.get("disable_rewards_normalization"):
+                centre = torch.zeros(n)
+            elif estimator == "rloo":
+                centre = (of.sum() - of) / (n - 1) if n > 1 else of
+            else:
+                centre = of.mean().expand(n)
+            for i, x in zip(members, of - centre):
+                score[i] -= coef * float(x)
 
     advantage, returns = torch.zeros_like(old), torch.zeros_like(old)
     gamma, lambd = config.get("gamma", 1.0), config.get("lambd", 1.0)

@@ -141,6 +141,12 @@ impl Imported {
                 let flags = self.needless.entry(why.to_owned()).or_default();
                 flags.push(format!("--{name}"));
             }
+            Some(Fate::Zero(why)) => {
+                let is_zero = |value: &String| value.parse() == Ok(0.0);
+                if !values.iter().all(is_zero) {
+                    self.left.push(format!("{said}: not carried over, {why}"));
+                }
+            }
             Some(Fate::Plugin(what)) => self.left.push(format!("{said}: {what}")),
             Some(Fate::Refused(why)) => self.left.push(format!("{said}: not carried over, {why}")),
         }
@@ -174,6 +180,16 @@ pub fn import(text: &str) -> Imported {
     {
         imported.set("algorithm.allow_uncorrected_lag", "true", "train_async.py");
         imported.left.push("the script corrects nothing for tokens of older weights; use_tis = true would (allow_uncorrected_lag says that it does not)".into());
+    }
+    // What a script leaves to Megatron is not what this program does without being told.
+    for (key, value) in [
+        ("train.weight_decay", "0.01"),
+        ("train.adam_beta2", "0.999"),
+        ("train.lr_decay_style", "linear"),
+    ] {
+        if !imported.settings.iter().any(|s| s.key == key) {
+            imported.set(key, value, "Megatron's default");
+        }
     }
     for name in script.unknown_variables {
         imported

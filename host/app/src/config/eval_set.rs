@@ -72,7 +72,7 @@ pub struct OwnSettings {
     /// Tokens kept; -1 keeps all.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub top_k: Option<i64>,
-    /// Tokens one rollout may sample.
+    /// Tokens of one rollout's response, what tools answer included.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_response_len: Option<u32>,
     /// Strings that end a turn.

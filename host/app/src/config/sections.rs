@@ -199,7 +199,7 @@ pub struct EvalSection {
     pub num_prompts: Option<u64>,
     /// Default 1.
     pub n_samples_per_prompt: Option<u32>,
-    /// 0 is greedy. Default 0.
+    /// 0 is greedy. Default: that of `[rollout]`.
     pub temperature: Option<f64>,
     /// Default: as in `rollout`.
     pub top_p: Option<f64>,
@@ -229,7 +229,7 @@ pub struct RolloutSection {
     pub top_p: Option<f64>,
     /// -1 keeps all. Default -1.
     pub top_k: Option<i64>,
-    /// Tokens one rollout may sample. Default 256.
+    /// Tokens of one rollout's response, what tools answer included. Default 256.
     pub max_response_len: Option<u32>,
     /// Prompt and response together. Default: the model's.
     pub max_context_len: Option<u32>,
@@ -246,8 +246,8 @@ pub struct RolloutSection {
     /// What becomes of running requests while weights change: `abort`, `retract` or, with the embedded
     /// engine, `in_place`. Default `retract`.
     pub pause_generation_mode: Option<PauseMode>,
-    /// Prompts that a round of sampling draws at least. What a step does not need waits for the next. Default: as
-    /// many as are missing.
+    /// Prompts that a round of sampling draws at least. What a step does not need waits for the next, where `max_lag` is 1
+    /// or more, and is sampled anew where it is 0. Default: as many as are missing.
     pub over_sampling_batch_size: Option<u64>,
     /// Do not train tokens that older weights sampled than the rest of their trajectory. Default false.
     pub mask_offpolicy: Option<bool>,

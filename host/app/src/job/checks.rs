@@ -255,6 +255,7 @@ mod tests {
             lag_mean: Some(lag as f64),
             lag_max: Some(lag),
             lags: BTreeMap::new(),
+            stale: 0,
         }
     }
 

@@ -352,7 +352,10 @@ async fn give_up<T>(job: &Job, sampling: impl Future<Output = T>) {
 
 /// Begin to sample `step` with the weights served now.
 fn ahead(job: &Job, state: &State, step: Step) -> Result<Option<Ahead>> {
-    let missing = job.queue.missing(step, job.groups_per_step, state.served)?;
+    // It trains a version later than it is sampled: what is too old by then is missing now.
+    let missing = job
+        .queue
+        .missing(step, job.groups_per_step, state.served.next())?;
     let sampler = Arc::clone(&job.sampler);
     let work = async move { sampler.groups(step, missing).await };
     Ok((missing > 0).then(|| tokio::spawn(work.in_current_span())))

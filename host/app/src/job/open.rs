@@ -227,6 +227,15 @@ fn job<O: Machine>(
         plan.rollout.n_samples_per_prompt,
         "train",
     );
+    let sampling = &plan.rollout.sampling;
+    if sampling.top_p < 1.0 || sampling.top_k > 0 {
+        tracing::warn!(
+            target: "slime",
+            top_p = sampling.top_p,
+            top_k = sampling.top_k,
+            "rollouts are drawn from a part of the distribution and trained on log-probs of all of it, and no metric shows the difference; top_p = 1 and top_k = -1 draw from what is trained"
+        );
+    }
     let source = opened
         .source
         .clone()

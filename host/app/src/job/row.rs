@@ -7,6 +7,7 @@ use serde_json::{Map, Value};
 use slime_core::{Group, Step};
 use slime_rollout::{Collected, Conservation, Taken};
 use slime_trainer::TrainMetrics;
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// The axis of a run's rows.
@@ -23,6 +24,15 @@ const SUMS: [&str; 8] = [
     "train/micro_batches",
     "train/skipped",
 ];
+/// What rounds of sampling count, by how its names begin.
+const COUNTS: [&str; 6] = [
+    "rollout/outcome/",
+    "rollout/zero_std/",
+    "rollout/dynamic_filter/",
+    "rollout/retokenised_turns",
+    "rollout/rewritten_histories",
+    "perf/rollout_time",
+];
 /// The last train step's value stands for all.
 const LAST: [&str; 2] = ["train/lr", "train/num_updates"];
 /// The worst train step's value stands for all.
@@ -37,22 +47,18 @@ pub fn of_step(
     train: Duration,
 ) -> Row {
     let mut row = Row::at(AXIS, step.0);
-    for collected in sampled {
-        for (name, value) in &collected.metrics.0 {
-            // A step that had to sample twice took as long as both.
-            let earlier = if name == "perf/rollout_time" {
-                row.get(name).unwrap_or(0.0)
-            } else {
-                0.0
-            };
-            row.set(name.clone(), value + earlier);
-        }
+    for (name, value) in of_rounds(sampled) {
+        row.set(name, value);
     }
-    // Groups that a killed run had collected are sampled by nobody now: the step's reward is then that of what it trains on.
-    let collected: usize = sampled.iter().map(|c| c.groups.len()).sum();
-    if collected < taken.groups.len() {
+    // Groups that a killed run had collected are sampled by nobody now: the step's reward is then that of what it trains on,
+    // unless filters chose that.
+    let kept: usize = sampled.iter().map(|c| c.groups.len()).sum();
+    let num_sampled: usize = sampled.iter().map(|c| c.num_sampled).sum();
+    let chosen = num_sampled > 0 && sampled.iter().any(|c| c.is_filtered);
+    if kept < taken.groups.len() && !chosen {
         row.set_some("rollout/reward", mean_reward(&taken.groups));
     }
+    row.set_count("rollout/stale_groups", taken.stale);
     row.set_some("rollout/lag/mean", taken.lag_mean);
     if let Some(lag) = taken.lag_max {
         row.set_count("rollout/lag/max", lag);
@@ -66,6 +72,39 @@ pub fn of_step(
         row.set("perf/actor_train_tok_per_s", tokens / seconds(train));
     }
     row
+}
+
+/// What a step's rounds of sampling say together: counts and times add up, the rest is a mean over groups.
+fn of_rounds(rounds: &[Collected]) -> BTreeMap<String, f64> {
+    let mut all: BTreeMap<String, Vec<(f64, f64)>> = BTreeMap::new();
+    for round in rounds {
+        for (name, value) in &round.metrics.0 {
+            let weight = round.num_sampled.max(1) as f64;
+            all.entry(name.clone()).or_default().push((*value, weight));
+        }
+    }
+    let is_count = |name: &str| {
+        COUNTS.iter().any(|prefix| name.starts_with(prefix)) || name.ends_with("groups")
+    };
+    let together = |(name, values): (String, Vec<(f64, f64)>)| {
+        let only = values.iter().map(|(value, _)| *value);
+        let weights: f64 = values.iter().map(|(_, weight)| weight).sum();
+        let value = match name.as_str() {
+            name if is_count(name) => only.sum(),
+            name if name.ends_with("/max") => only.fold(f64::NEG_INFINITY, f64::max),
+            name if name.ends_with("/min") => only.fold(f64::INFINITY, f64::min),
+            _ if values.len() == 1 => values[0].0,
+            _ => {
+                values
+                    .iter()
+                    .map(|(value, weight)| value * weight)
+                    .sum::<f64>()
+                    / weights
+            }
+        };
+        (name, value)
+    };
+    all.into_iter().map(together).collect()
 }
 
 /// What became of every rollout, in the step's row.

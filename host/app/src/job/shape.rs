@@ -73,7 +73,8 @@ impl Shaping {
 
     fn rollout(&self, rollout: &Rollout, records: &mut [RolloutRecord], shaped: &mut Shaped) {
         if let (Some(overlong), Some(reward)) = (self.overlong, rollout.training_reward()) {
-            let lengths = rollout.trajectories.iter().map(Trajectory::num_sampled);
+            // As the limit counts them: what tools answered, too.
+            let lengths = rollout.trajectories.iter().map(Trajectory::response_len);
             let penalty = overlong.penalty(lengths.sum());
             for record in records.iter_mut() {
                 record.reward = Some(reward + penalty);

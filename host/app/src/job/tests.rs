@@ -72,6 +72,8 @@ impl Sample for Sampler {
             self.log.say(format!("sampled {step}"));
             Ok(Collected {
                 groups: vec![group(step)],
+                num_sampled: n,
+                is_filtered: false,
                 metrics: Default::default(),
                 dropped: BTreeMap::new(),
                 warnings: Vec::new(),
@@ -102,6 +104,7 @@ impl Queue for Buffer {
             lag_mean: Some(0.0),
             lag_max: Some(0),
             lags: BTreeMap::new(),
+            stale: 0,
         })
     }
 

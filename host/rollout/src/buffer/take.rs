@@ -18,6 +18,8 @@ pub struct Taken {
     pub lag_max: Option<u64>,
     /// Sampled tokens by their lag (`rollout/lag/tokens_N`).
     pub lags: BTreeMap<u64, u64>,
+    /// Groups that were too old for this step, and are sampled anew (`rollout/stale_groups`).
+    pub stale: u64,
 }
 
 impl Buffer {
@@ -82,7 +84,14 @@ impl Buffer {
         };
         let lag = collect::lag(&groups, served);
         let lags = collect::lag_histogram(&groups, served);
+        let stale = self.write(|tx| {
+            tx.prepare_cached(
+                "SELECT COUNT(*) FROM groups WHERE reason = 'stale' AND dropped_at = ?1",
+            )?
+            .query_row([int(step.0)], |row| row.get::<_, i64>(0))
+        })?;
         Ok(Taken {
+            stale: stale as u64,
             groups,
             lag_mean: lag.map(|l| l.0),
             lag_max: lag.map(|l| l.1),

@@ -36,13 +36,14 @@ pub(crate) fn rounded(reward: f64) -> String {
 }
 
 /// Drops groups that teach nothing because all rewards are equal (slime's
-/// `check_reward_nonzero_std`, DAPO's dynamic sampling).
+/// `check_reward_nonzero_std`, DAPO's dynamic sampling), or because no two rollouts were scored.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ZeroStd;
 
 impl GroupFilter for ZeroStd {
     fn judge<'a>(&'a self, group: &'a Group) -> BoxFuture<'a, Judgement> {
         let judgement = match constant_reward(group) {
+            None if group.rewards().len() < 2 => Judgement::Drop("unscored".into()),
             Some(reward) => Judgement::Drop(format!("zero_std_{}", rounded(reward))),
             None => Judgement::Keep,
         };

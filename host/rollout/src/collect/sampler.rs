@@ -38,6 +38,10 @@ pub(super) struct Inner {
 pub struct Collected {
     /// The groups kept, by id. The ledger has them already.
     pub groups: Vec<Group>,
+    /// How many groups `metrics` are of: those kept and those that filters dropped.
+    pub num_sampled: usize,
+    /// Filters had a say in what was kept.
+    pub is_filtered: bool,
     /// Of everything sampled, what filters dropped included.
     pub metrics: Metrics,
     /// Groups dropped, by reason.
@@ -334,6 +338,8 @@ impl Inner {
         let metrics = metrics::step(&sampled, &dropped, tally, begin.elapsed(), scoring);
         let warnings = metrics::warnings(step, &sampled);
         Collected {
+            num_sampled: sampled.len(),
+            is_filtered: !self.filters.is_empty(),
             groups: kept,
             metrics,
             dropped,

@@ -5,7 +5,8 @@
 //! ```
 //!
 //! `low_var_kl` is k3 clamped to [-10, 10], with no gradient where the clamp acts. In the loss the default is k3;
-//! k1 is refused there, because its gradient is 0 in expectation (config). In the reward k1 is the default.
+//! k1 is refused there unless it is weighted by the ratio (`use_unbiased_kl`), because alone its gradient is 0 in expectation
+//! (config). In the reward k1 is the default.
 
 use serde::{Deserialize, Serialize};
 

@@ -179,7 +179,11 @@ impl Objective {
         let (mut kl, mut dkl, mut coef) = (0.0, 0.0, 0.0);
         if let Some(term) = self.kl {
             (kl, dkl) = match term.unbiased {
-                true => term.kind.unbiased(token.logp, token.reference, ratio),
+                true => {
+                    // The token's own, where `log_ratio` is its trajectory's.
+                    let (own, _) = ratio_of(token.logp - token.old);
+                    term.kind.unbiased(token.logp, token.reference, own)
+                }
                 false => term.kind.estimate(token.logp, token.reference),
             };
             coef = term.coef;

@@ -199,8 +199,9 @@ impl TrainConfig {
                 "has no effect without use_kl_loss; set use_kl_loss = true".into(),
             );
         }
-        if self.use_kl_loss && self.kl_kind() == KlKind::K1 && self.kl_loss_coef != 0.0 {
-            let detail = "k1 cannot be minimised in the loss, its gradient is 0 in expectation; use k3 or low_var_kl";
+        let is_k1 = self.use_kl_loss && self.kl_kind() == KlKind::K1;
+        if is_k1 && self.kl_loss_coef != 0.0 && !self.use_unbiased_kl {
+            let detail = "k1 alone cannot be minimised in the loss, its gradient is 0 in expectation; use k3 or low_var_kl, or set use_unbiased_kl = true";
             add("kl_loss_type", detail.into());
         }
         if self.kl_loss_type.is_some() && self.needs_reference().is_none() {

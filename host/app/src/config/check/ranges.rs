@@ -144,12 +144,12 @@ impl Check<'_> {
         let n = u64::from(c.rollout.n_samples_per_prompt.unwrap_or(8));
         let rollouts = groups * n;
         if self.verb == Verb::Run {
-            if n == 1
-                && c.algorithm
-                    .advantage_estimator
-                    .unwrap_or_default()
-                    .is_group_relative()
-            {
+            let estimator = c.algorithm.advantage_estimator.unwrap_or_default();
+            let compares = estimator.is_group_relative()
+                && !c.algorithm.disable_rewards_normalization.unwrap_or_default()
+                // A teacher says something about every token of one rollout, too.
+                && !c.algorithm.use_opd.unwrap_or_default();
+            if n == 1 && compares {
                 let help =
                     "the rollouts of one prompt are compared with each other: ask for 2 or more";
                 self.refuse(

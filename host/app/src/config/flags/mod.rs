@@ -40,7 +40,7 @@ pub fn refusal(name: &str) -> Option<String> {
         Fate::Same => return None,
         Fate::Renamed(other) => format!("use --{other}"),
         Fate::Sets(key, value) => format!("use --set {key}={value}"),
-        Fate::Always(why) => format!("{why}; leave it out"),
+        Fate::Always(why) | Fate::Zero(why) => format!("{why}; leave it out"),
         Fate::Plugin(what) => format!("{what}: name it after the verb, like `run plugins/math`"),
         Fate::Refused(why) => why.to_owned(),
     };

@@ -16,13 +16,15 @@ pub enum Fate {
     Sets(&'static str, &'static str),
     /// Nothing to say: it is always so, for this reason.
     Always(&'static str),
+    /// Nothing to say at 0; another value is not possible here, for this reason.
+    Zero(&'static str),
     /// Done by a person: a plugin takes its place.
     Plugin(&'static str),
     /// Not possible here, for this reason.
     Refused(&'static str),
 }
 
-use Fate::{Always, Plugin, Refused, Renamed, Same, Sets};
+use Fate::{Always, Plugin, Refused, Renamed, Same, Sets, Zero};
 
 const ONE_RANK: &str = "the sizes of the parallel groups say how many ranks there are, and the launcher where they run";
 const SHARED: &str =
@@ -370,9 +372,9 @@ pub const SLIME: &[(&str, &[(&str, Fate)])] = &[
         ("moe-router-num-groups", Always(CONFIG)),
         ("moe-router-group-topk", Always(CONFIG)),
         ("moe-router-load-balancing-type", Always(CONFIG)),
-        ("moe-router-bias-update-rate", Always(CONFIG)),
+        ("moe-router-bias-update-rate", Zero("biases of routers are as the model has them, and stay so")),
         ("moe-router-dtype", Always(CONFIG)),
-        ("moe-aux-loss-coeff", Always(CONFIG)),
+        ("moe-aux-loss-coeff", Zero("no loss balances experts")),
         ("moe-token-dispatcher-type", Always(CONFIG)),
         ("moe-grouped-gemm", Always(CONFIG)),
         ("moe-permute-fusion", Always(CONFIG)),
@@ -421,6 +423,7 @@ pub fn page() -> String {
                 Renamed(flag) => format!("`--{flag}`"),
                 Sets(key, value) => format!("`--set {key}={value}`"),
                 Always(why) => format!("leave it out: {why}"),
+                Zero(why) => format!("leave it out at 0; else no: {why}"),
                 Plugin(what) => format!("a plugin: {what}"),
                 Refused(why) => format!("no: {why}"),
             };
@@ -457,7 +460,7 @@ mod tests {
             match fate {
                 Renamed(other) => assert!(exists(other), "--{other}"),
                 Sets(key, _) => assert!(is_key(key), "{key}"),
-                Always(why) | Plugin(why) | Refused(why) => {
+                Always(why) | Zero(why) | Plugin(why) | Refused(why) => {
                     assert!(!why.is_empty() && !why.ends_with('.'))
                 }
                 Same => {}

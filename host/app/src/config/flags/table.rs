@@ -98,7 +98,7 @@ pub(super) const FLAGS: &[Flag] = &[
     one(Rollout, "rollout-temperature", "rollout.temperature", "T", "Sampling temperature"),
     one(Rollout, "rollout-top-p", "rollout.top_p", "P", "Nucleus mass"),
     one(Rollout, "rollout-top-k", "rollout.top_k", "K", "Tokens kept; -1 keeps all"),
-    one(Rollout, "rollout-max-response-len", "rollout.max_response_len", "N", "Tokens one rollout may sample"),
+    one(Rollout, "rollout-max-response-len", "rollout.max_response_len", "N", "Tokens of one rollout's response, what tools answer included"),
     one(Rollout, "rollout-max-context-len", "rollout.max_context_len", "N", "Prompt and response together"),
     many(Rollout, "rollout-stop", "rollout.stop", "TEXT", "Strings that end a turn"),
     many(Rollout, "rollout-stop-token-ids", "rollout.stop_token_ids", "ID", "Token ids that end a turn"),

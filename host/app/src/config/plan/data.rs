@@ -131,7 +131,7 @@ pub(super) fn eval_plan(said: &Resolved, verb: Verb) -> Option<EvalPlan> {
     }
     let n_samples_per_prompt = eval.n_samples_per_prompt.unwrap_or(1);
     let sampling = SamplingPlan {
-        temperature: eval.temperature.unwrap_or(0.0),
+        temperature: eval.temperature.unwrap_or(rollout.sampling.temperature),
         top_p: eval.top_p.unwrap_or(rollout.sampling.top_p),
         top_k: eval.top_k.unwrap_or(rollout.sampling.top_k),
         max_response_len: eval

@@ -17,7 +17,7 @@ pub struct SamplingPlan {
     pub top_p: f64,
     /// Tokens kept; -1 keeps all.
     pub top_k: i64,
-    /// Tokens one rollout may sample.
+    /// Tokens of one rollout's response, what tools answer included.
     pub max_response_len: u32,
     /// Strings that end a turn.
     pub stop: Vec<String>,
