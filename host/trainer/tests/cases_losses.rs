@@ -287,6 +287,24 @@ fn d15_cispo_keeps_the_gradient_of_a_clipped_token() {
 }
 
 #[test]
+fn d16_means_are_means_whatever_tokens_weigh() {
+    let of = |how, constant| {
+        let config = TrainConfig {
+            loss_aggregation: how,
+            loss_constant_length: constant,
+            ..TrainConfig::default()
+        };
+        evaluate(&config, &[&[0.0], &[0.0; 3]], &[1.0, -1.0]).0
+    };
+    let short = of(Aggregation::ConstantLength, Some(4096));
+    // Every token has the entropy 0.5 and the advantage 1 or -1.
+    close(short.entropy, 0.5);
+    close(short.advantage_abs.unwrap(), 1.0);
+    close(short.loss, (3.0 - 1.0) / (4096.0 * 2.0));
+    close(of(Aggregation::TokenMean, None).entropy, 0.5);
+}
+
+#[test]
 fn d16_on_policy_a_loss_of_zero_or_not_says_nothing_about_the_gradient() {
     let of = |how| {
         let config = TrainConfig {

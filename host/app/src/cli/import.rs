@@ -294,4 +294,19 @@ mod tests {
         let needless: Vec<&String> = imported.needless.values().flatten().collect();
         assert_eq!(needless, ["--colocate"]);
     }
+
+    #[test]
+    fn what_a_script_leaves_to_megatron_is_written_down_and_what_is_not_computed_is_said() {
+        let text = "python3 train.py --hf-checkpoint /q --adam-beta2 0.95 --moe-aux-loss-coeff 1e-3 --moe-router-bias-update-rate 0\n";
+        let imported = import(text);
+        let config = imported.resolve().unwrap().config;
+        assert_eq!(config.train.adam_beta2, Some(0.95));
+        assert_eq!(config.train.weight_decay, Some(0.01));
+        let left = imported.left.join("\n");
+        assert!(
+            left.contains("--moe-aux-loss-coeff 1e-3: not carried over"),
+            "{left}"
+        );
+        assert!(!left.contains("bias-update"), "{left}");
+    }
 }

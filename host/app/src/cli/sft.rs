@@ -152,7 +152,7 @@ impl FineTuning<'_> {
         let usable = self.told(&dir)?;
         let processes = self.processes.as_ref();
         let mut trainer = tokio::task::block_in_place(|| {
-            warm_up::trainer(sft, plan, model, ops.clone(), processes)
+            warm_up::trainer(sft, (self.said, plan), model, ops.clone(), processes)
         })?;
         let start = match usable.last() {
             Some(step) => {

@@ -5,7 +5,7 @@ use super::{Context, Outcome};
 use crate::config::flags::{Group, bits};
 use crate::config::{Plan, Problem, Resolved, Verb};
 use crate::error::{Result, at_path};
-use crate::job::learner::{export, train_failed};
+use crate::job::learner::{export, train_failed, unfit};
 use crate::job::ranks::{Ranks, Trained};
 use crate::job::stop::{ENDING, Stop};
 use crate::job::{row, run_dir, watch};
@@ -80,7 +80,7 @@ async fn train<O: Machine>(
     };
     let progress = watch::on_train(bar.clone());
     let trainer = Ranks::new(ops.clone(), &trained, weights, progress);
-    let mut trainer = trainer.map_err(train_failed)?;
+    let mut trainer = trainer.map_err(|e| unfit(&said, e))?;
     if plan.train.needs_reference().is_some() {
         let reference = args
             .reference

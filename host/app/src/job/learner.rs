@@ -5,6 +5,7 @@ use super::cast::{Buckets, Kept, Seen};
 use super::hand_over::Beside;
 use super::ranks::Ranks;
 use super::team;
+use crate::config::{Problem, Problems, Resolved};
 use crate::error::{Failure, Result};
 use crate::wire::caster::Gpu;
 use crate::wire::device::Machine;
@@ -45,13 +46,24 @@ impl<O: Ops> Learner<O> {
     /// # Errors
     /// It is of another model, or damaged.
     pub fn resume(&mut self, usable: &[Step]) -> Result<Step> {
-        match usable.last() {
-            Some(step) => {
-                let dir = self.checkpoints.join(format!("step_{step}"));
-                self.trainer.load(&dir).map_err(train_failed)
+        let Some((step, before)) = usable.split_last() else {
+            return Ok(Step(0));
+        };
+        let dir = self.checkpoints.join(format!("step_{step}"));
+        let failed = |error| {
+            let damaged = matches!(error, slime_trainer::Error::Checkpoint { .. });
+            let failure = train_failed(error);
+            match before.last() {
+                Some(before) if damaged => failure.help(format!(
+                    "move {} away: --resume then goes on from step {before}",
+                    dir.display()
+                )),
+                None if damaged => failure
+                    .help("there is no other checkpoint: begin a new run, --set run.dir=PATH"),
+                _ => failure,
             }
-            None => Ok(Step(0)),
-        }
+        };
+        self.trainer.load(&dir).map_err(failed)
     }
 }
 
@@ -209,6 +221,20 @@ pub fn export<O: Machine>(
     .map_err(train_failed)
 }
 
+/// What a trainer says of a recipe that does not fit it, where it was said.
+pub fn unfit(said: &Resolved, error: slime_trainer::Error) -> Failure {
+    let slime_trainer::Error::Config(problems) = error else {
+        return train_failed(error);
+    };
+    let placed = |problem: slime_trainer::Problem| {
+        let sections = ["train", "algorithm", "model", "rollout"];
+        let keys = sections.map(|section| format!("{section}.{}", problem.key));
+        let place = keys.iter().find_map(|key| said.place(key));
+        Problem::new(problem.to_string()).at(place)
+    };
+    Problems(problems.into_iter().map(placed).collect()).into()
+}
+
 /// A trainer's error once the run has begun.
 pub fn train_failed(error: slime_trainer::Error) -> Failure {
     let full = matches!(&error, slime_trainer::Error::Io { source, .. } if source.kind() == std::io::ErrorKind::StorageFull);
@@ -218,7 +244,7 @@ pub fn train_failed(error: slime_trainer::Error) -> Failure {
         _ => Failure::run(error.to_string()),
     };
     if full {
-        failure.help("the disk is full, the checkpoint before is whole: free space, then continue with --resume")
+        failure.help("the disk is full, and what was saved before is whole: free space, then continue with --resume")
     } else {
         failure
     }

@@ -87,7 +87,11 @@ async fn run_on<O: Machine>(
     let stop = Stop::listen(console.clone(), stop::SAVING);
     let total = opened.num_steps();
     let bar = console.progress("steps", total);
-    let Some(learner) = learner(ops, &opened, dir, &bar, &stop, console, &held).await? else {
+    let learner = learner(ops, &opened, dir, &bar, &stop, console, &held).await;
+    if !resume && matches!(learner, Err(Failure::Config(_))) {
+        run_dir::take_back(dir);
+    }
+    let Some(learner) = learner? else {
         console.line(" stopped during the warm-up; nothing is saved yet");
         return Ok(End::Stopped(0));
     };

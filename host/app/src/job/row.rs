@@ -182,6 +182,56 @@ fn together(steps: &[TrainMetrics]) -> Map<String, Value> {
 mod tests {
     use super::*;
 
+    fn round(num_sampled: usize, is_filtered: bool, metrics: &[(&str, f64)]) -> Collected {
+        let mut told = slime_rollout::collect::Metrics::default();
+        for (name, value) in metrics {
+            told.set(*name, *value);
+        }
+        Collected {
+            groups: Vec::new(),
+            num_sampled,
+            is_filtered,
+            metrics: told,
+            dropped: BTreeMap::new(),
+            warnings: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn rounds_of_sampling_are_told_as_one() {
+        let first = [
+            ("rollout/reward", 0.8),
+            ("rollout/outcome/scored", 24.0),
+            ("rollout/response_len/max", 9.0),
+            ("perf/rollout_time", 2.0),
+        ];
+        let second = [
+            ("rollout/reward", 0.2),
+            ("rollout/outcome/scored", 8.0),
+            ("rollout/response_len/max", 4.0),
+            ("perf/rollout_time", 1.0),
+        ];
+        let all = of_rounds(&[round(3, true, &first), round(1, true, &second)]);
+        let want = [0.65, 32.0, 9.0, 3.0];
+        for ((name, _), want) in first.iter().zip(want) {
+            assert!((all[*name] - want).abs() < 1e-12, "{name}: {}", all[*name]);
+        }
+    }
+
+    #[test]
+    fn a_reward_before_filters_is_never_replaced_by_one_after_them() {
+        let taken = Taken {
+            groups: vec![super::super::tests::group(Step(0))],
+            lag_mean: None,
+            lag_max: None,
+            lags: BTreeMap::new(),
+            stale: 0,
+        };
+        let sampled = [round(4, true, &[("rollout/reward", 0.25)])];
+        let row = of_step(Step(0), &sampled, &taken, &[], Duration::ZERO);
+        assert_eq!(row.get("rollout/reward"), Some(0.25));
+    }
+
     #[test]
     fn several_train_steps_are_told_as_one() {
         let step = |loss: f64, tokens: usize, lr: f64, gap: Option<f64>| TrainMetrics {

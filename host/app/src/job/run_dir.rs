@@ -84,10 +84,18 @@ pub fn fresh(said: Option<&Path>, name: &str, seed: u64) -> Result<PathBuf> {
         }
     };
     if holds_a_run(&dir) {
-        let problem = Problem::new(format!("{} holds a run already", dir.display()));
-        return Err(problem
-            .help("continue it with --resume, or choose another with --set run.dir=PATH")
-            .into());
+        let (what, cure) = match dir.join(DATABASE).exists() {
+            true => (
+                "a run already",
+                "continue it with --resume, or choose another with --set run.dir=PATH",
+            ),
+            false => (
+                "checkpoints already",
+                "choose another with --set run.dir=PATH",
+            ),
+        };
+        let problem = Problem::new(format!("{} holds {what}", dir.display()));
+        return Err(problem.help(cure).into());
     }
     std::fs::create_dir_all(&dir).map_err(at_path(&dir))?;
     Ok(dir)
@@ -95,6 +103,17 @@ pub fn fresh(said: Option<&Path>, name: &str, seed: u64) -> Result<PathBuf> {
 
 fn holds_a_run(dir: &Path) -> bool {
     dir.join(DATABASE).exists() || dir.join(CHECKPOINTS).exists()
+}
+
+/// Take back what a new run wrote before it was refused, so that the mended command finds its directory free. What was
+/// learned, if anything, stays.
+pub fn take_back(dir: &Path) {
+    if checkpoint::steps(&dir.join(CHECKPOINTS)).is_ok_and(|steps| steps.is_empty()) {
+        let beside = ["", "-wal", "-shm"].map(|end| format!("{DATABASE}{end}"));
+        for file in beside.iter().map(String::as_str).chain([RESOLVED]) {
+            let _ = std::fs::remove_file(dir.join(file));
+        }
+    }
 }
 
 /// Keep what verbs other than `run` write out of a run's directory: its metrics would be lost.
@@ -140,6 +159,11 @@ fn newest_with(file: &str, said: Option<&Path>) -> Result<PathBuf, Problem> {
     if let Some(dir) = said {
         return match dir.join(file).exists() {
             true => Ok(dir.into()),
+            false if holds_a_run(dir) => Err(Problem::new(format!(
+                "{} holds checkpoints, and no {file}: what was sampled is gone",
+                dir.display()
+            ))
+            .help("put it back, or begin a new run: --set run.dir=PATH")),
             false => Err(
                 Problem::new(format!("there is no run in {}", dir.display()))
                     .help("start it without --resume"),
@@ -296,5 +320,14 @@ mod tests {
         assert!(fresh(Some(dir.path()), "x", 1).is_err());
         assert!(no_run_at(dir.path()).is_err());
         assert!(to_resume(Some(dir.path())).is_ok());
+        // Refused before anything was learned: the directory is free again.
+        take_back(dir.path());
+        assert!(fresh(Some(dir.path()), "x", 1).is_ok());
+        // Checkpoints without a database: neither advice may lead to the other.
+        std::fs::create_dir(dir.path().join(CHECKPOINTS)).unwrap();
+        let problem = to_resume(Some(dir.path())).unwrap_err().to_string();
+        assert!(problem.contains("no run.db"), "{problem}");
+        let again = fresh(Some(dir.path()), "x", 1).unwrap_err().to_string();
+        assert!(again.contains("holds checkpoints"), "{again}");
     }
 }

@@ -1,6 +1,6 @@
 //! The trainer at a run's first step: warmed up, or resumed from a checkpoint.
 
-use super::learner::{Learner, train_failed};
+use super::learner::{Learner, train_failed, unfit};
 use super::opened::Opened;
 use super::ranks::{Ranks, Trained, source};
 use super::stop::Stop;
@@ -96,7 +96,7 @@ pub async fn learner<O: Machine>(
     };
     let progress = on_train(bar.clone());
     let trainer = Ranks::new(ops.clone(), &trained, weights, progress);
-    let trainer = trainer.map_err(train_failed)?;
+    let trainer = trainer.map_err(|e| unfit(&opened.said, e))?;
     let mut learner = Learner {
         trainer,
         model: model.clone(),
@@ -214,7 +214,13 @@ async fn warm_up<O: Machine>(
         team::begin(processes, &told_to_warm_up(opened, dir)?, Vec::new())?;
     }
     let processes = held.processes.as_ref();
-    let mut trainer = warm_up::trainer(sft, plan, &opened.model, ops.clone(), processes)?;
+    let mut trainer = warm_up::trainer(
+        sft,
+        (&opened.said, plan),
+        &opened.model,
+        ops.clone(),
+        processes,
+    )?;
     tokio::task::block_in_place(|| {
         let _inside = span.enter();
         warm_up::run(

@@ -21,7 +21,7 @@ impl Log {
     }
 }
 
-fn group(step: Step) -> Group {
+pub(super) fn group(step: Step) -> Group {
     let id = PromptId {
         source: "t".into(),
         row: step.0,

@@ -2,10 +2,10 @@
 //!
 //! Used by the verb `sft`, and before the first rollout of a run that asks for it, on the ranks that train afterwards.
 
-use crate::config::Plan;
 use crate::config::plan::SftPlan;
+use crate::config::{Plan, Resolved};
 use crate::error::{Failure, Result};
-use crate::job::learner::train_failed;
+use crate::job::learner::{train_failed, unfit};
 use crate::job::ranks::{Ranks, Trained};
 use crate::wire::Model;
 use crate::wire::device::Machine;
@@ -189,7 +189,7 @@ fn learned(before: &[u32], through: &[u32], ends: &[u32]) -> Option<Range<usize>
 /// A layout that does not fit the model, a device without room.
 pub fn trainer<O: Machine>(
     sft: &SftPlan,
-    plan: &Plan,
+    (said, plan): (&Resolved, &Plan),
     model: &Model,
     ops: Arc<O>,
     processes: Option<&Arc<Processes>>,
@@ -202,7 +202,7 @@ pub fn trainer<O: Machine>(
         vocab: model.text.vocab_size(),
         processes,
     };
-    Ranks::new(ops, &trained, weights, Box::new(|_| {})).map_err(train_failed)
+    Ranks::new(ops, &trained, weights, Box::new(|_| {})).map_err(|e| unfit(said, e))
 }
 
 /// Steps of fine-tuning on `corpus`.

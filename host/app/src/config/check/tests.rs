@@ -55,6 +55,10 @@ fn c06_c19_a_group_of_one_is_refused_with_every_group_relative_estimator() {
         ));
         assert_eq!(found, ["a group of one has no baseline"], "{estimator}");
     }
+    let taken_as_they_are = problems(
+        "[rollout]\nn_samples_per_prompt = 1\n[algorithm]\ndisable_rewards_normalization = true\n",
+    );
+    assert_eq!(taken_as_they_are, Vec::<String>::new());
     for (estimator, whiten) in [("ppo", false), ("reinforce_plus_plus", true)] {
         let found = problems(&format!(
             "[rollout]\nn_samples_per_prompt = 1\n[algorithm]\nadvantage_estimator = \"{estimator}\"\nnormalize_advantages = {whiten}\n"
@@ -83,6 +87,20 @@ fn e04_n08_numbers_that_cannot_be_meant_are_refused() {
         Vec::<String>::new(),
         "greedy evaluation is no training"
     );
+}
+
+#[test]
+fn evaluation_samples_as_rollouts_do_unless_it_is_told_otherwise() {
+    let of = |more: &str| {
+        let recipe = format!(
+            "[model]\nbuiltin = \"tiny\"\n[run]\nnum_rollout = 2\nplugins = [\"p\"]\n[rollout]\ntemperature = 0.7\n[eval]\ninterval = 1\n{more}"
+        );
+        let said = merge(from_file("r.toml", &recipe).0).unwrap();
+        let plan = Plan::new(&said, Verb::Run).unwrap();
+        plan.eval.unwrap().sampling.temperature
+    };
+    assert_eq!(of(""), 0.7);
+    assert_eq!(of("temperature = 0.0\n"), 0.0);
 }
 
 #[test]

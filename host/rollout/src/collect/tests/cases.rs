@@ -167,6 +167,9 @@ fn c02_a_group_of_equal_rewards_is_dropped_whatever_their_computed_deviation() {
             assert!(matches!(judgement, Judgement::Drop(_)), "{n} times {r}");
         }
     }
+    // One reward compares with none: slime's deviation of it is no number.
+    let alone = block_on(ZeroStd.judge(&group_of(1, &[1.0])));
+    assert_eq!(alone, Judgement::Drop("unscored".into()));
 }
 
 #[tokio::test]
