@@ -212,6 +212,7 @@ fn open_buffer(opened: &Opened, place: &Place) -> Result<(Arc<Buffer>, Fence)> {
     let buffer = buffer.map_err(|e| refused(&opened.said, &["run.dir"], e))?;
     let fence = first.map_or_else(claim, Ok)?;
     let buffer = buffer.fenced(&fence).map_err(rollout_failed)?;
+    let buffer = buffer.masking_offpolicy(opened.plan.rollout.shaping.mask_offpolicy);
     Ok((Arc::new(buffer), fence))
 }
 

@@ -53,6 +53,8 @@ pub enum Start {
 pub struct Buffer {
     path: PathBuf,
     max_lag: u64,
+    /// Of a trajectory only what its newest weights sampled trains.
+    masks_offpolicy: bool,
     state: Mutex<State>,
     /// Held while the buffer lives, so that no second process works on the run.
     _lock: Option<File>,
@@ -143,6 +145,7 @@ impl Buffer {
         Ok(Self {
             path: path.to_path_buf(),
             max_lag,
+            masks_offpolicy: false,
             state: Mutex::new(State {
                 db,
                 fence: None,
@@ -150,6 +153,14 @@ impl Buffer {
             }),
             _lock: held,
         })
+    }
+
+    /// Of a trajectory only what its newest weights sampled trains (`mask_offpolicy`), so that decides how old it is.
+    pub fn masking_offpolicy(self, masks_offpolicy: bool) -> Self {
+        Self {
+            masks_offpolicy,
+            ..self
+        }
     }
 
     /// Where the database lies.

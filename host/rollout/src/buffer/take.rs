@@ -1,6 +1,6 @@
 //! From queued groups to a batch, and from a batch to trained.
 
-use super::write::from_json;
+use super::write::{from_json, versions};
 use super::{Buffer, event, int};
 use crate::{RolloutError, collect, lock};
 use rusqlite::{Transaction, params};
@@ -135,6 +135,16 @@ impl Buffer {
                 .map(|(group, _)| group)
                 .collect())
         })
+    }
+
+    /// The oldest version of what trains of a group.
+    pub(super) fn oldest(&self, group: &Group) -> Option<WeightVersion> {
+        let trajectories = group.rollouts.iter().flat_map(|r| &r.trajectories);
+        let trains = trajectories.filter_map(|trajectory| {
+            let (oldest, newest) = versions(std::iter::once(trajectory))?;
+            Some(if self.masks_offpolicy { newest } else { oldest })
+        });
+        trains.min()
     }
 
     /// Drop what is too old. Time in the queue counts: lag is the version that would train a token minus

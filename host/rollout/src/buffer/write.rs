@@ -108,14 +108,14 @@ pub(super) fn count_sampled(tx: &Transaction<'_>, change: i64) -> rusqlite::Resu
 fn put_group(
     tx: &Transaction<'_>,
     attempt: u32,
-    group: &Group,
+    (group, oldest): (&Group, Option<WeightVersion>),
     reason: Option<&str>,
 ) -> rusqlite::Result<()> {
     for rollout in &group.rollouts {
         put_rollout(tx, group.id, attempt, rollout)?;
     }
     let span = versions(group.rollouts.iter().flat_map(|r| &r.trajectories));
-    let (oldest, newest) = (span.map(|s| int(s.0.0)), span.map(|s| int(s.1.0)));
+    let (oldest, newest) = (oldest.map(|v| int(v.0)), span.map(|s| int(s.1.0)));
     let scored = group.rewards().len() as i64;
     let failed = group.rollouts.len() as i64 - scored;
     let changed = tx
@@ -235,7 +235,7 @@ impl Buffer {
                 return Ok(());
             }
             let (attempt, _) = next_attempt(tx, group.id.0)?;
-            put_group(tx, attempt, group, None)
+            put_group(tx, attempt, (group, self.oldest(group)), None)
         })
     }
 }
@@ -340,14 +340,14 @@ impl Ledger for Buffer {
     fn keep(&self, claim: &Claim, group: &Group) -> Result<(), RolloutError> {
         self.write_with(|tx, in_flight| {
             in_flight.remove(&claim.draw);
-            put_group(tx, claim.attempt, group, None)
+            put_group(tx, claim.attempt, (group, self.oldest(group)), None)
         })
     }
 
     fn discard(&self, claim: &Claim, group: &Group, reason: &str) -> Result<(), RolloutError> {
         self.write_with(|tx, in_flight| {
             in_flight.remove(&claim.draw);
-            put_group(tx, claim.attempt, group, Some(reason))
+            put_group(tx, claim.attempt, (group, self.oldest(group)), Some(reason))
         })
     }
 

@@ -6,8 +6,9 @@
 //! ```
 //!
 //! A bucket leaves when the last micro-batch's backward has finished with all its members. Buckets leave in one order on
-//! every rank, that of a backward; those whose gradients are summed over copies first ([`super::copies`]) come last. What a
-//! rank makes of its slices is [`super::zero`]'s.
+//! every rank, that of a backward; those whose gradients are summed over copies first ([`super::copies`]) come last. Where the
+//! links are slower than the backward it waits for them, unless another stage waits for the backward: what is more than two
+//! buckets then leaves after it, while that stage computes. What a rank makes of its slices is [`super::zero`]'s.
 
 use super::copies;
 use super::mesh::Mesh;
@@ -115,6 +116,8 @@ pub(super) struct Sending<'a, O: Ops> {
     ops: &'a O,
     mesh: &'a Mesh<O>,
     buckets: &'a [Bucket],
+    /// Another stage waits for what the backward gives, so that it waits for no bucket.
+    is_awaited: bool,
     /// Of each bucket: members whose gradients may still grow.
     growing: Vec<usize>,
     /// Buckets that have left, in order; `None` where nobody else holds the parameters.
@@ -125,10 +128,16 @@ pub(super) struct Sending<'a, O: Ops> {
 }
 
 impl<'a, O: Ops> Sending<'a, O> {
-    pub(super) fn new(ops: &'a O, mesh: &'a Mesh<O>, buckets: &'a [Bucket]) -> Self {
+    pub(super) fn new(
+        ops: &'a O,
+        mesh: &'a Mesh<O>,
+        buckets: &'a [Bucket],
+        is_awaited: bool,
+    ) -> Self {
         Self {
             ops,
             mesh,
+            is_awaited,
             growing: buckets.iter().map(|b| b.members.len()).collect(),
             buckets,
             under_way: VecDeque::new(),
@@ -147,7 +156,8 @@ impl<'a, O: Ops> Sending<'a, O> {
             *growing -= done.count();
         }
         while let Some(bucket) = self.buckets.get(self.next) {
-            if bucket.waits_for_copies || self.growing[self.next] > 0 {
+            let waits = self.is_awaited && self.under_way.iter().flatten().count() == UNDER_WAY;
+            if bucket.waits_for_copies || self.growing[self.next] > 0 || waits {
                 break;
             }
             self.begin(bucket, grads)?;

@@ -144,7 +144,7 @@ impl<O: Ops> RankCritic<O> {
             micros,
         };
         let mut found = Found::default();
-        let mut sending = self.optimizer.sending(&*ops, mesh);
+        let mut sending = self.optimizer.sending(&*ops, mesh, self.stage.is_awaited());
         let last = |micro: usize, hidden: O::Tensor, _: &mut Gradients<O>| {
             let micro = &micros[micro];
             let values = self.of_hidden(&hidden, micro)?;

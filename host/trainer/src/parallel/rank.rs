@@ -377,7 +377,7 @@ impl<O: Ops> Rank<O> {
         };
         let mut found = Found::default();
         let objective = &evaluation.objective;
-        let mut sending = self.optimizer.sending(ops, mesh);
+        let mut sending = self.optimizer.sending(ops, mesh, stage.is_awaited());
         let last = |micro: usize, hidden: O::Tensor, grads: &mut Gradients<O>| {
             let micro = &micros[micro];
             let with_ratio = match objective.needs_trajectory() {

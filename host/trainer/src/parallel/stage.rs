@@ -149,6 +149,11 @@ impl<O: Ops> Stage<O> {
         self.own[chunk]
     }
 
+    /// Another stage waits for what a backward of this rank gives.
+    pub fn is_awaited(&self) -> bool {
+        self.own.iter().any(|&virtual_stage| virtual_stage > 0)
+    }
+
     /// The parameter that the head multiplies with.
     pub fn head(&self) -> ParamId {
         self.wiring.head

@@ -192,8 +192,13 @@ impl<O: Ops> Zero<O> {
     }
 
     /// Gradients that leave as a backward finishes with them; what arrives is for [`Self::step`].
-    pub(super) fn sending<'a>(&'a self, ops: &'a O, mesh: &'a Mesh<O>) -> Sending<'a, O> {
-        Sending::new(ops, mesh, &self.buckets)
+    pub(super) fn sending<'a>(
+        &'a self,
+        ops: &'a O,
+        mesh: &'a Mesh<O>,
+        is_awaited: bool,
+    ) -> Sending<'a, O> {
+        Sending::new(ops, mesh, &self.buckets, is_awaited)
     }
 
     /// Clip the gradients, update, and give everybody the new weights. `slices` are this rank's, summed over the ranks that

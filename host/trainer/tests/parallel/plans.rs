@@ -415,3 +415,36 @@ fn gradients_leave_while_the_backward_of_the_last_micro_batch_goes_on() {
     assert!((0.4..0.8).contains(&each), "{each}");
     assert!(all < 0.01, "{all}");
 }
+
+#[test]
+fn a_stage_that_another_waits_for_waits_for_no_gradients() {
+    let spec = Toy::PLAIN.spec();
+    let (groups, records) = (Arc::new(Groups::default()), WORK.records());
+    let parallel = ParallelConfig {
+        ddp_bucket_size: Some(1),
+        ..sizes(1, 4, 1, 2)
+    };
+    let config = TrainConfig {
+        max_tokens_per_gpu: 48,
+        ..TrainConfig::default()
+    };
+    for stage in 0..4 {
+        let both = (&config, &parallel);
+        let (machine, rank) = (Machine::h200(), 2 * stage);
+        let of_rank = record(&spec, both, &records, &machine, &groups, Widths::GPU, rank).unwrap();
+        let leaves = |event: &Event| matches!(event, Event::Begin { group, .. } if groups.list()[*group as usize].0 == "dp_cp");
+        let waits = |event: &Event| matches!(event, Event::Wait { group, .. } if groups.list()[*group as usize].0 == "dp_cp");
+        let first = of_rank.events.iter().position(leaves).unwrap();
+        let sent = of_rank
+            .events
+            .iter()
+            .rposition(|e| matches!(e, Event::Send { .. }));
+        let before = match sent.filter(|sent| *sent > first) {
+            Some(sent) => &of_rank.events[first..sent],
+            None => &[],
+        };
+        // Some leave before the last message does, and none is waited for.
+        assert_eq!(before.iter().any(leaves), stage > 0, "stage {stage}");
+        assert!(!before.iter().any(waits), "stage {stage}");
+    }
+}

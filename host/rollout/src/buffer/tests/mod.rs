@@ -156,6 +156,33 @@ fn f02_what_a_step_does_not_need_waits_for_the_next() {
 }
 
 #[test]
+fn what_does_not_train_makes_no_group_stale() {
+    let path = |dir: &tempfile::TempDir| dir.path().join("run.db");
+    for (masks, missing) in [(false, 1), (true, 0)] {
+        let dir = tempfile::tempdir().unwrap();
+        let buffer = open(&path(&dir), Start::Fresh, 1).masking_offpolicy(masks);
+        let claim = buffer.claim(Step(0), 1).unwrap().remove(0);
+        let mut group = group(claim.draw, 5);
+        // Cut off and gone on with: its first tokens are two versions older than its last.
+        let newest = group.rollouts[0].trajectories[0].segments()[1].clone();
+        for rollout in &mut group.rollouts {
+            let mut trajectory = Trajectory::from_prompt(vec![1]);
+            for version in [3, 5] {
+                let mut segment = newest.clone();
+                if let Origin::Policy { version: of, .. } = &mut segment.origin {
+                    *of = WeightVersion(version);
+                }
+                trajectory.push(segment).unwrap();
+            }
+            rollout.trajectories = vec![trajectory];
+        }
+        buffer.keep(&claim, &group).unwrap();
+        let found = buffer.missing(Step(1), 1, WeightVersion(5)).unwrap();
+        assert_eq!(found, missing, "masked: {masks}");
+    }
+}
+
+#[test]
 fn h04_time_in_the_queue_makes_a_group_stale() {
     let (_dir, buffer) = fresh(2);
     for claim in buffer.claim(Step(0), 2).unwrap() {
