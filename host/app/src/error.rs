@@ -127,6 +127,17 @@ pub fn at_path(path: &Path) -> impl FnOnce(Error) -> Failure {
     }
 }
 
+/// As [`at_path`], of a file that is read before anything starts.
+pub fn input(path: &Path) -> impl FnOnce(Error) -> Failure {
+    move |e| {
+        let problem = Problem::new(format!("{}: {e}", path.display()));
+        match cure(path, &e) {
+            Some(cure) => problem.help(cure).into(),
+            None => problem.into(),
+        }
+    }
+}
+
 /// What helps against the system's refusal to use `path`.
 pub fn cure(path: &Path, error: &Error) -> Option<String> {
     let missing = || {

@@ -6,6 +6,7 @@
 
 pub mod group;
 pub mod ids;
+pub mod json;
 pub mod message;
 pub mod outcome;
 pub mod ports;

@@ -28,12 +28,14 @@ pub enum RolloutError {
         reason: String,
     },
     /// There is nothing to draw from.
-    #[error("{}: no rows{detail}; give a file with at least one prompt", path.display())]
+    #[error("{}: no rows{detail}; give a file with at least one {what}", path.display())]
     NoRows {
         /// Which file.
         path: PathBuf,
         /// The slice, where one was given.
         detail: String,
+        /// What a row of it is.
+        what: &'static str,
     },
     /// A value of the configuration cannot be used.
     #[error("{what}: {reason}")]

@@ -29,6 +29,7 @@ pub mod publish;
 pub mod seed;
 pub mod source;
 mod teacher;
+pub mod whole;
 
 pub use buffer::{Buffer, Conservation, Identity, Start, Taken};
 pub use collect::{Collected, Continuous, Limits, Sampler, SamplerConfig, SingleTurn};
@@ -40,6 +41,7 @@ pub use pool::{Address, Pool, PoolConfig};
 pub use publish::{Publisher, WeightDirs};
 pub use source::{Mixer, PromptFile, RowKeys};
 pub use teacher::Teacher;
+pub use whole::WholeFile;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

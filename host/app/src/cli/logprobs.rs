@@ -2,17 +2,20 @@
 
 use super::{Context, Outcome};
 use crate::config::{Device, Dtype, Problem};
-use crate::error::{Result, at_path};
+use crate::error::{Result, at_path, input};
 use crate::job::learner::train_failed;
 use crate::wire::device::{check_dtype, on_device};
 use crate::wire::model::model_failed;
 use crate::wire::{Computer, Model};
 use serde::Deserialize;
+use slime_core::json;
 use slime_core::ports::TextCodec;
 use slime_kernels::Ops;
+use slime_rollout::WholeFile;
+use slime_trainer::data::rollouts::{Limits, check_tokens};
 use slime_trainer::{TrainConfig, Trainer};
-use std::io::{BufWriter, Write};
-use std::path::PathBuf;
+use std::io::Write;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// What to score.
@@ -44,7 +47,13 @@ pub struct Args {
 const LINE: &str = "a line is {\"tokens\": [1, 2, 3]}";
 
 #[derive(Deserialize)]
+struct Row {
+    tokens: Vec<u32>,
+}
+
+/// A sequence and where it stands.
 struct Line {
+    number: usize,
     tokens: Vec<u32>,
 }
 
@@ -63,18 +72,24 @@ pub fn run(args: Args, context: &Context) -> Result<Outcome> {
             .help("greedy decoding has no distribution; use 1 for the model's own")
             .into());
     }
+    if args.max_tokens_per_gpu == 0 {
+        let problem = Problem::new("--max-tokens-per-gpu 0 leaves no room for a token");
+        return Err(problem
+            .help("leave it out, or give a number above 0")
+            .into());
+    }
     super::two_files(("--input", &args.input), ("--output", &args.output))?;
     super::writable(&args.output)?;
-    let text = std::fs::read_to_string(&args.input).map_err(at_path(&args.input))?;
-    let lines = read(&text, &args.input)?;
+    let lines = read(&args.input)?;
     let model = Model::directory(&args.model).map_err(|e| Problem::new(e.to_string()))?;
+    check(&lines, &args.input, &model)?;
     on_device!(Computer::open(args.device)?, ops => score(ops, &model, &lines, &args, context))
 }
 
 fn score<O: Ops>(
     ops: Arc<O>,
     model: &Model,
-    lines: &[Vec<u32>],
+    lines: &[Line],
     args: &Args,
     context: &Context,
 ) -> Result<Outcome> {
@@ -85,73 +100,75 @@ fn score<O: Ops>(
         ..TrainConfig::default()
     };
     let trainer = Trainer::new(ops, model.spec.clone(), weights, config).map_err(train_failed)?;
-    let trainer = trainer.with_vocab(model.text.vocab_size());
 
-    let half = args.output.with_extension("writing");
-    let file = std::fs::File::create(&half).map_err(at_path(&half))?;
-    let mut out = BufWriter::new(file);
+    let written = &args.output;
+    let mut out = WholeFile::create(written).map_err(at_path(written))?;
     let bar = context.console.progress("sequences", lines.len() as u64);
     for sequences in chunks(lines, args.max_tokens_per_gpu) {
         for scores in trainer.log_probs(&sequences).map_err(train_failed)? {
             let narrow = |values: &[f64]| values.iter().map(|x| *x as f32).collect::<Vec<f32>>();
             let row = serde_json::json!({"logprobs": narrow(&scores.logprobs), "entropy": narrow(&scores.entropy)});
-            writeln!(out, "{row}").map_err(at_path(&half))?;
+            writeln!(out, "{row}").map_err(at_path(written))?;
             bar.advance();
         }
     }
-    out.flush().map_err(at_path(&half))?;
-    std::fs::rename(&half, &args.output).map_err(at_path(&args.output))?;
+    out.finish().map_err(at_path(written))?;
     Ok(Outcome::Done)
 }
 
-fn read(text: &str, path: &std::path::Path) -> Result<Vec<Vec<u32>>> {
+fn read(path: &Path) -> Result<Vec<Line>> {
+    let bytes = std::fs::read(path).map_err(input(path))?;
     let (mut lines, mut problems) = (Vec::new(), Vec::new());
-    for (number, line) in text
-        .split('\n')
-        .enumerate()
-        .filter(|(_, line)| !line.trim().is_empty())
-    {
-        match serde_json::from_str::<Line>(line) {
-            Ok(line) if line.tokens.is_empty() => {
-                problems.push((number, "it has no tokens".to_owned()))
-            }
-            Ok(line) => lines.push(line.tokens),
-            Err(e) => {
-                // serde counts columns of a line of its own.
-                let reason = e.to_string();
-                let reason = reason.split(" at line ").next().unwrap_or_default();
-                problems.push((number, reason.to_owned()));
-            }
+    let all = (1..).zip(bytes.split(|byte| *byte == b'\n'));
+    for (number, line) in all.filter(|(_, line)| !line.trim_ascii().is_empty()) {
+        match json::object::<Row>(line) {
+            Ok(row) if row.tokens.is_empty() => problems.push((number, "it has no tokens".into())),
+            Ok(Row { tokens }) => lines.push(Line { number, tokens }),
+            Err(reason) => problems.push((number, reason)),
         }
     }
-    let problem = |(number, reason): (usize, String)| {
-        Problem::new(format!("{}: line {}: {reason}", path.display(), number + 1)).help(LINE)
-    };
-    super::collected(problems.into_iter().take(10).map(problem).collect())?;
+    refuse(path, problems, LINE)?;
     if lines.is_empty() {
-        return Err(problem_of_none(path));
+        return Err(Problem::new(format!("{} has no lines", path.display()))
+            .help(LINE)
+            .into());
     }
     Ok(lines)
 }
 
-fn problem_of_none(path: &std::path::Path) -> crate::error::Failure {
-    Problem::new(format!("{} has no lines", path.display()))
-        .help(LINE)
-        .into()
+/// Every line that the model cannot take, before its weights are read.
+fn check(lines: &[Line], path: &Path, model: &Model) -> Result<()> {
+    let limits = Limits {
+        vocab: model.text.vocab_size().min(model.spec.vocab),
+        max_positions: model.spec.max_positions,
+    };
+    let problems = lines.iter().filter_map(|line| {
+        let reason = check_tokens(&line.tokens, limits).err()?;
+        Some((line.number, reason))
+    });
+    let help = "these are another model's tokens, or too many: name their model, or cut them";
+    refuse(path, problems.collect(), help)
+}
+
+fn refuse(path: &Path, problems: Vec<(usize, String)>, help: &str) -> Result<()> {
+    let problem = |(number, reason)| {
+        Problem::new(format!("{}: line {number}: {reason}", path.display())).help(help)
+    };
+    super::collected(problems.into_iter().take(10).map(problem).collect())
 }
 
 /// Sequences that are scored together, so that progress shows and memory stays bounded.
-fn chunks(lines: &[Vec<u32>], max_tokens: usize) -> Vec<Vec<&[u32]>> {
+fn chunks(lines: &[Line], max_tokens: usize) -> Vec<Vec<&[u32]>> {
     let mut chunks: Vec<Vec<&[u32]>> = Vec::new();
     let mut room = 0;
-    for line in lines {
-        if line.len() > room || chunks.is_empty() {
+    for Line { tokens, .. } in lines {
+        if tokens.len() > room || chunks.is_empty() {
             chunks.push(Vec::new());
             room = 4 * max_tokens;
         }
-        room = room.saturating_sub(line.len());
+        room = room.saturating_sub(tokens.len());
         if let Some(chunk) = chunks.last_mut() {
-            chunk.push(line);
+            chunk.push(tokens);
         }
     }
     chunks

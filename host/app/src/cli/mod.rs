@@ -31,6 +31,7 @@ use crate::telemetry::Trace;
 use crate::telemetry::console::{Console, Voice};
 use crate::telemetry::logs::{self, LogFormat};
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use slime_rollout::whole::Place;
 use std::io::Write;
 use std::path::Path;
 use std::time::Duration;
@@ -261,15 +262,19 @@ pub fn room_for(path: &Path) -> Result<()> {
 /// # Errors
 /// It cannot.
 pub fn writable(path: &Path) -> Result<()> {
-    let is_there = path.exists();
+    // To open a pipe is to wait for its reader, and to close it to send the reader home.
+    let Place::File(file) = Place::of(path) else {
+        return Ok(());
+    };
+    let is_there = file.exists();
     let mut options = std::fs::OpenOptions::new();
     options
         .append(true)
         .create(true)
-        .open(path)
-        .map_err(at_path(path))?;
+        .open(&file)
+        .map_err(at_path(&file))?;
     if !is_there {
-        std::fs::remove_file(path).map_err(at_path(path))?;
+        std::fs::remove_file(&file).map_err(at_path(&file))?;
     }
     Ok(())
 }

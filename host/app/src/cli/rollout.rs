@@ -14,14 +14,16 @@ use crate::job::watch::Watch;
 use crate::telemetry::{Row, Telemetry};
 use crate::wire::{Whose, rollout_failed};
 use slime_core::{RolloutRecord, Step, WeightVersion};
-use slime_rollout::Sampler;
 use slime_rollout::collect::MemoryLedger;
-use std::fs::File;
-use std::io::{BufWriter, Write};
+use slime_rollout::{Sampler, WholeFile};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-const GROUPS: u32 = bits(&[Group::Run, Group::Model, Group::Data, Group::Rollout]);
+const GROUPS: u32 = bits(
+    Some(Verb::Rollout),
+    &[Group::Run, Group::Model, Group::Data, Group::Rollout],
+);
 
 /// What to sample.
 #[derive(Debug, clap::Args)]
@@ -127,7 +129,7 @@ async fn sample(opened: Opened, out: PathBuf, context: &Context) -> Result<Outco
         ));
     }
     drop(bar);
-    let (count, scored) = records.end(&out)?;
+    let (count, scored) = records.end()?;
     serving.stop().await;
     console.line(&format!(
         " {count} trajectories, {scored} scored, in {}",
@@ -141,23 +143,19 @@ async fn sample(opened: Opened, out: PathBuf, context: &Context) -> Result<Outco
 }
 
 /// Records on the disk as they come: a process that is killed, or a disk that is full, leaves what was sampled in
-/// `FILE.writing`, which is called `FILE` once it is whole.
+/// `FILE.writing`.
 struct Growing {
     path: PathBuf,
-    file: BufWriter<File>,
+    file: WholeFile,
     count: usize,
     scored: usize,
 }
 
 impl Growing {
     fn begin(out: &Path) -> Result<Self> {
-        let mut path = out.as_os_str().to_owned();
-        path.push(".writing");
-        let path = PathBuf::from(path);
-        let file = File::create(&path).map_err(at_path(&path))?;
         Ok(Self {
-            path,
-            file: BufWriter::new(file),
+            path: out.into(),
+            file: WholeFile::create(out).map_err(at_path(out))?,
             count: 0,
             scored: 0,
         })
@@ -176,11 +174,8 @@ impl Growing {
     }
 
     /// How many there are, and how many were scored.
-    fn end(self, out: &Path) -> Result<(usize, usize)> {
-        let file = self.file.into_inner().map_err(|e| e.into_error());
-        file.and_then(|file| file.sync_all())
-            .and_then(|()| std::fs::rename(&self.path, out))
-            .map_err(at_path(&self.path))?;
+    fn end(self) -> Result<(usize, usize)> {
+        self.file.finish().map_err(at_path(&self.path))?;
         Ok((self.count, self.scored))
     }
 }
@@ -200,7 +195,7 @@ mod tests {
         let writing = dir.path().join("r.jsonl.writing");
         let half = std::fs::read_to_string(&writing).unwrap();
         assert_eq!((half.lines().count(), out.exists()), (2, false));
-        assert_eq!(growing.end(&out).unwrap(), (2, 2));
+        assert_eq!(growing.end().unwrap(), (2, 2));
         assert_eq!(std::fs::read_to_string(&out).unwrap(), half);
         assert!(!writing.exists());
         assert_eq!(slime_rollout::buffer::read_records(&out).unwrap().len(), 2);

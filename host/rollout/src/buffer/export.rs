@@ -2,16 +2,15 @@
 //!
 //! A file appears whole or not at all.
 
-use crate::RolloutError;
+use crate::{RolloutError, WholeFile};
 use arrow_json::ReaderBuilder;
 use arrow_schema::{DataType, Field, Schema};
 use parquet::arrow::ArrowWriter;
 use parquet::basic::{Compression, ZstdLevel};
 use parquet::file::properties::WriterProperties;
 use serde_json::Value;
-use slime_core::RolloutRecord;
-use std::fs::File;
-use std::io::{BufWriter, Write};
+use slime_core::{RolloutRecord, json};
+use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -25,21 +24,17 @@ fn bad(path: &Path, reason: impl ToString) -> RolloutError {
     }
 }
 
-/// Write beside `path`, then rename.
 fn whole(
     path: &Path,
-    write: impl FnOnce(&mut BufWriter<File>) -> Result<(), String>,
+    write: impl FnOnce(&mut WholeFile) -> Result<(), String>,
 ) -> Result<(), RolloutError> {
-    let half = path.with_extension("writing");
     let run = || {
         if let Some(dir) = path.parent() {
             std::fs::create_dir_all(dir).map_err(|e| e.to_string())?;
         }
-        let mut out = BufWriter::new(File::create(&half).map_err(|e| e.to_string())?);
+        let mut out = WholeFile::create(path).map_err(|e| e.to_string())?;
         write(&mut out)?;
-        let file = out.into_inner().map_err(|e| e.to_string())?;
-        file.sync_all().map_err(|e| e.to_string())?;
-        std::fs::rename(&half, path).map_err(|e| e.to_string())
+        out.finish().map_err(|e| e.to_string())
     };
     run().map_err(|reason| bad(path, format!("cannot be written: {reason}")))
 }
@@ -74,8 +69,8 @@ pub fn read_records(path: &Path) -> Result<Vec<RolloutRecord>, RolloutError> {
             line: Some(line),
             reason,
         };
-        let record: RolloutRecord = serde_json::from_slice(text)
-            .map_err(|e| wrong(format!("is not a rollout record: {e}")))?;
+        let record: RolloutRecord =
+            json::object(text).map_err(|what| wrong(format!("is not a rollout record: {what}")))?;
         record.validate().map_err(wrong)?;
         Ok::<_, RolloutError>(record)
     });
@@ -84,6 +79,7 @@ pub fn read_records(path: &Path) -> Result<Vec<RolloutRecord>, RolloutError> {
         return Err(RolloutError::NoRows {
             path: path.to_path_buf(),
             detail: String::new(),
+            what: "rollout record",
         });
     }
     Ok(records)

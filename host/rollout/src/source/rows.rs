@@ -5,6 +5,7 @@ use crate::RolloutError;
 use arrow_json::LineDelimitedWriter;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use serde_json::{Map, Value};
+use slime_core::json;
 use std::fs;
 use std::path::Path;
 
@@ -33,6 +34,7 @@ pub(super) fn read(slice: &PathSlice) -> Result<Vec<Row>, RolloutError> {
         return Err(RolloutError::NoRows {
             path: slice.path.clone(),
             detail: slice.detail(),
+            what: "prompt",
         });
     }
     Ok(rows)
@@ -64,17 +66,13 @@ fn read_jsonl(slice: &PathSlice) -> Result<Vec<Row>, RolloutError> {
                 line: Some(line),
                 reason,
             };
-            match serde_json::from_slice(text) {
-                Ok(Value::Object(columns)) => Ok(Row {
-                    row: row as u64,
-                    line: Some(line),
-                    columns,
-                }),
-                Ok(_) => Err(bad("is JSON, but not an object like {\"input\": …}".into())),
-                Err(e) => Err(bad(format!(
-                    "is not JSON: {e}; each line must be one whole object"
-                ))),
-            }
+            let columns = json::object(text)
+                .map_err(|what| bad(format!("{what}; each line must be one whole object")))?;
+            Ok(Row {
+                row: row as u64,
+                line: Some(line),
+                columns,
+            })
         })
         .collect()
 }
