@@ -8,15 +8,18 @@ use crate::config::{Plan, Verb, schema};
 use crate::error::Result;
 use std::path::PathBuf;
 
-const GROUPS: u32 = bits(&[
-    Group::Run,
-    Group::Model,
-    Group::Data,
-    Group::Eval,
-    Group::Rollout,
-    Group::Algorithm,
-    Group::Train,
-]);
+const GROUPS: u32 = bits(
+    None,
+    &[
+        Group::Run,
+        Group::Model,
+        Group::Data,
+        Group::Eval,
+        Group::Rollout,
+        Group::Algorithm,
+        Group::Train,
+    ],
+);
 
 /// What to do with a recipe.
 #[derive(Debug, clap::Subcommand)]
@@ -68,8 +71,7 @@ pub fn run(args: Args) -> Result<Outcome> {
             .collect(),
         Args::Flags => slime::page(),
         Args::Check(check) => {
-            let verb = [Verb::Run, Verb::Sft, Verb::Rollout, Verb::Train, Verb::Eval];
-            let verb = verb
+            let verb = Verb::ALL
                 .into_iter()
                 .find(|v| v.name() == check.verb)
                 .unwrap_or(Verb::Run);

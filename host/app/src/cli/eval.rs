@@ -16,13 +16,16 @@ use slime_rollout::buffer::write_jsonl;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-const GROUPS: u32 = bits(&[
-    Group::Run,
-    Group::Model,
-    Group::Data,
-    Group::Eval,
-    Group::Rollout,
-]);
+const GROUPS: u32 = bits(
+    Some(Verb::Eval),
+    &[
+        Group::Run,
+        Group::Model,
+        Group::Data,
+        Group::Eval,
+        Group::Rollout,
+    ],
+);
 
 /// What to evaluate.
 #[derive(Debug, clap::Args)]

@@ -15,15 +15,18 @@ use slime_rollout::publish::Transport;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-const GROUPS: u32 = bits(&[
-    Group::Run,
-    Group::Model,
-    Group::Data,
-    Group::Eval,
-    Group::Rollout,
-    Group::Algorithm,
-    Group::Train,
-]);
+const GROUPS: u32 = bits(
+    Some(Verb::Run),
+    &[
+        Group::Run,
+        Group::Model,
+        Group::Data,
+        Group::Eval,
+        Group::Rollout,
+        Group::Algorithm,
+        Group::Train,
+    ],
+);
 
 /// The recipe of the demo, used when neither a recipe nor a model is given.
 const DEMO: (&str, &str) = (

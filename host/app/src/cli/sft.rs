@@ -22,7 +22,7 @@ use slime_trainer::checkpoint;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-const GROUPS: u32 = bits(&[Group::Run, Group::Model, Group::Train]);
+const GROUPS: u32 = bits(Some(Verb::Sft), &[Group::Run, Group::Model, Group::Train]);
 const AXIS: &str = "train/step";
 
 /// How fine-tuning is continued.

@@ -21,7 +21,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
-const GROUPS: u32 = bits(&[Group::Algorithm, Group::Train]);
+const GROUPS: u32 = bits(Some(Verb::Train), &[Group::Algorithm, Group::Train]);
 const AXIS: &str = "train/step";
 
 /// What to train on.

@@ -89,10 +89,7 @@ impl<'a> Check<'a> {
 
     fn sections(&mut self) {
         for (key, origin) in &self.said.origins {
-            let section = key.split_once('.').map_or("", |(section, _)| section);
-            let read = (section.is_empty() || self.verb.sections().contains(&section))
-                && !self.verb.unread().contains(&key.as_str());
-            if !read && !matches!(origin, Origin::File { .. }) {
+            if !self.verb.reads(key) && !matches!(origin, Origin::File { .. }) {
                 let message = format!("`{key}` has no effect in `{}`", self.verb.name());
                 self.refuse(
                     key,

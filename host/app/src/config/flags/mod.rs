@@ -8,6 +8,7 @@ pub mod slime;
 mod table;
 
 use super::layer::{Origin, Setting, from_text};
+use super::plan::Verb;
 use super::problem::Problem;
 use clap::{Arg, ArgAction, ArgMatches, Command, error::Error};
 use slime::Fate;
@@ -47,9 +48,11 @@ pub fn refusal(name: &str) -> Option<String> {
     Some(format!("--{name}: {reason}"))
 }
 
-/// The flags of `groups`, as clap arguments.
-pub fn augment(mut command: Command, groups: &[Group]) -> Command {
-    for flag in FLAGS.iter().filter(|f| groups.contains(&f.group)) {
+/// The flags of `groups`, as clap arguments: of a verb those whose key it reads.
+pub fn augment(mut command: Command, groups: &[Group], verb: Option<Verb>) -> Command {
+    let reads = |flag: &&Flag| verb.is_none_or(|verb| verb.reads(flag.key));
+    let taken = FLAGS.iter().filter(|f| groups.contains(&f.group));
+    for flag in taken.filter(reads) {
         let arg = Arg::new(flag.name)
             .long(flag.name)
             .help(flag.help)
@@ -174,9 +177,15 @@ pub struct Flags<const GROUPS: u32> {
     pub problems: Vec<Problem>,
 }
 
-/// The groups of a verb as bits, for [`Flags`].
-pub const fn bits(groups: &[Group]) -> u32 {
+/// Where [`bits`] holds the verb, above all groups.
+const VERB: u32 = 8;
+
+/// A verb and the groups it takes flags of as bits, for [`Flags`]; without one all flags of the groups are taken.
+pub const fn bits(verb: Option<Verb>, groups: &[Group]) -> u32 {
     let (mut bits, mut i) = (0, 0);
+    if let Some(verb) = verb {
+        bits = (verb as u32 + 1) << VERB;
+    }
     while i < groups.len() {
         bits |= 1 << groups[i] as u32;
         i += 1;
@@ -190,6 +199,12 @@ fn groups(bits: u32) -> Vec<Group> {
     ALL.into_iter()
         .filter(|group| bits & (1 << *group as u32) != 0)
         .collect()
+}
+
+fn verb(bits: u32) -> Option<Verb> {
+    Verb::ALL
+        .into_iter()
+        .find(|verb| *verb as u32 + 1 == bits >> VERB)
 }
 
 impl<const GROUPS: u32> clap::FromArgMatches for Flags<GROUPS> {
@@ -206,7 +221,7 @@ impl<const GROUPS: u32> clap::FromArgMatches for Flags<GROUPS> {
 
 impl<const GROUPS: u32> clap::Args for Flags<GROUPS> {
     fn augment_args(command: Command) -> Command {
-        augment(command, &groups(GROUPS))
+        augment(command, &groups(GROUPS), verb(GROUPS))
     }
 
     fn augment_args_for_update(command: Command) -> Command {
@@ -232,8 +247,25 @@ mod tests {
     }
 
     #[test]
+    fn a_verb_takes_no_flag_whose_key_it_refuses() {
+        let names = |verb| {
+            let command = augment(Command::new("verb"), &ALL, Some(verb));
+            let longs = command.get_arguments().filter_map(Arg::get_long);
+            longs.map(str::to_owned).collect::<Vec<_>>()
+        };
+        let has = |verb, name: &str| names(verb).iter().any(|known| known == name);
+        assert!(has(Verb::Run, "num-rollout") && has(Verb::Rollout, "num-rollout"));
+        assert!(!has(Verb::Sft, "num-rollout") && !has(Verb::Eval, "skip-eval-before-train"));
+        assert!(has(Verb::Eval, "rollout-seed"), "it stands in no section");
+        for verb in Verb::ALL {
+            assert_eq!(super::verb(bits(Some(verb), &ALL)), Some(verb));
+            assert_eq!(groups(bits(Some(verb), &ALL)), ALL);
+        }
+    }
+
+    #[test]
     fn a_slime_script_sets_what_it_set_there() {
-        let command = augment(Command::new("run"), &ALL);
+        let command = augment(Command::new("run"), &ALL, None);
         let matches = command.get_matches_from([
             "run",
             "--rollout-batch-size",
@@ -273,7 +305,7 @@ mod tests {
     }
 
     fn parsed(flags: &[&str]) -> crate::config::sections::RunConfig {
-        let command = augment(Command::new("run"), &ALL);
+        let command = augment(Command::new("run"), &ALL, None);
         let matches = command.get_matches_from([&["run"], flags].concat());
         let (settings, problems) = settings(&matches);
         assert!(problems.is_empty(), "{problems:?}");
@@ -295,7 +327,7 @@ mod tests {
             "--use-t",
             "--lambda",
         ] {
-            let command = augment(Command::new("run"), &ALL);
+            let command = augment(Command::new("run"), &ALL, None);
             assert!(
                 command.try_get_matches_from(["run", short, "1"]).is_err(),
                 "{short}"

@@ -16,6 +16,9 @@ pub enum Verb {
 }
 
 impl Verb {
+    /// All of them.
+    pub const ALL: [Self; 5] = [Self::Run, Self::Sft, Self::Rollout, Self::Train, Self::Eval];
+
     /// As typed.
     pub fn name(self) -> &'static str {
         match self {
@@ -27,8 +30,14 @@ impl Verb {
         }
     }
 
+    /// Whether a key has an effect. One without a section has one everywhere.
+    pub fn reads(self, key: &str) -> bool {
+        let section = key.split_once('.').map_or("", |(section, _)| section);
+        (section.is_empty() || self.sections().contains(&section)) && !self.unread().contains(&key)
+    }
+
     /// Sections whose keys have an effect.
-    pub fn sections(self) -> &'static [&'static str] {
+    fn sections(self) -> &'static [&'static str] {
         match self {
             Self::Run => &[
                 "run",
@@ -51,7 +60,7 @@ impl Verb {
     }
 
     /// Keys of those sections that still have none.
-    pub fn unread(self) -> &'static [&'static str] {
+    fn unread(self) -> &'static [&'static str] {
         match self {
             Self::Run => &[],
             Self::Sft => &[
