@@ -72,11 +72,18 @@ impl ParallelConfig {
     /// # Errors
     /// A word that is no size, or sizes that do not divide the GPUs; in words.
     pub fn from_words(said: &str, gpus: usize) -> Result<Self, String> {
-        let mut parallel = Self::default();
+        let (mut parallel, mut seen) = (Self::default(), Vec::new());
         for word in said.split(',').map(str::trim).filter(|w| !w.is_empty()) {
             let at = word.find(|c: char| c.is_ascii_digit());
             let (axis, size) = word.split_at(at.unwrap_or(word.len()));
             let size: usize = size.parse().map_err(|_| format!("`{word}` has no size"))?;
+            if size == 0 {
+                return Err(format!("`{word}`: a size is at least 1"));
+            }
+            if seen.contains(&axis) {
+                return Err(format!("`{axis}` is said twice"));
+            }
+            seen.push(axis);
             match axis {
                 "tp" => parallel.tensor_model_parallel_size = size,
                 "pp" => parallel.pipeline_model_parallel_size = size,
@@ -91,7 +98,7 @@ impl ParallelConfig {
         }
         parallel.sequence_parallel = parallel.tensor_model_parallel_size > 1;
         let one = parallel.world();
-        if one == 0 || !gpus.is_multiple_of(one) {
+        if !gpus.is_multiple_of(one) {
             return Err(format!("{one} ranks do not divide {gpus} GPUs"));
         }
         parallel.data_parallel_size = gpus / one;
@@ -193,7 +200,13 @@ mod tests {
         assert_eq!((parallel.world(), parallel.data_parallel_size), (512, 16));
         assert_eq!(parallel.short(), "tp4 ep32 dp16 pp8 etp1 sp");
         assert_eq!(parallel.decoder_last_pipeline_num_layers, Some(9));
-        for (said, wrong) in [("tp", "no size"), ("xp2", "no axis"), ("tp3", "divide 512")] {
+        for (said, wrong) in [
+            ("tp", "no size"),
+            ("xp2", "no axis"),
+            ("tp3", "divide 512"),
+            ("tp2,tp4", "`tp` is said twice"),
+            ("tp0", "`tp0`: a size is at least 1"),
+        ] {
             let message = ParallelConfig::from_words(said, 512).unwrap_err();
             assert!(message.contains(wrong), "{message}");
         }

@@ -3,7 +3,7 @@
 //! Every layout is the trainer's own code run over shapes
 //! (`slime_trainer::plan`); rates of the machine are the one assumption.
 
-use crate::cli::{Context, Outcome, data};
+use crate::cli::{Context, Outcome, collected, data};
 use crate::config::Problem;
 use crate::error::{Result, at_path};
 use slime_model::layers::Recompute;
@@ -24,12 +24,12 @@ pub(super) struct Args {
     /// Sequences of a train step
     #[arg(long, value_name = "N", default_value_t = 256, requires = "gpus")]
     sequences: usize,
-    /// Tokens of a sequence, prompt and response
-    #[arg(long, value_name = "N", default_value_t = 8192, requires = "gpus")]
-    length: usize,
-    /// Of these, the prompt's
-    #[arg(long, value_name = "N", default_value_t = 512, requires = "gpus")]
-    prompt: usize,
+    /// Tokens of a sequence, prompt and response [default: 8192, or the model's context if that is less]
+    #[arg(long, value_name = "N", requires = "gpus")]
+    length: Option<usize>,
+    /// Of these, the prompt's [default: 512, or half of the sequence if that is less]
+    #[arg(long, value_name = "N", requires = "gpus")]
+    prompt: Option<usize>,
     /// Tokens packed into one micro-batch of a rank
     #[arg(long, value_name = "N", default_value_t = 8192, requires = "gpus")]
     max_tokens_per_gpu: usize,
@@ -72,19 +72,27 @@ pub(super) fn run(
             .help("without --gpus, plan says what the model costs")
             .into());
     }
-    if args.prompt == 0 || args.prompt >= args.length || args.length > spec.max_positions {
-        let message = format!(
-            "--prompt {} and --length {} do not fit: a prompt is at least 1 token and shorter than the sequence, which the \
-             model limits to {}",
-            args.prompt, args.length, spec.max_positions
-        );
-        return Err(Problem::new(message).into());
-    }
+    let length = args.length.unwrap_or(spec.max_positions.min(8192));
+    let prompt = args.prompt.unwrap_or(512.min(length / 2));
+    let mut problems = zeros(gpus, &args);
+    problems.extend(too_long(&args, (length, prompt), spec.max_positions));
     // Rotation tables are as long as what is planned, not as what the model could take.
     let spec = Arc::new(ModelSpec {
-        max_positions: args.length,
+        max_positions: length,
         ..spec
     });
+    let mut laid_out = Vec::new();
+    for (said, gpus) in args
+        .layout
+        .iter()
+        .flat_map(|said| gpus.iter().filter(|n| **n > 0).map(move |n| (said, *n)))
+    {
+        match layout(said, gpus, &spec) {
+            Ok(parallel) => laid_out.push(parallel),
+            Err(problem) => problems.push(problem),
+        }
+    }
+    collected(problems)?;
     let config = TrainConfig {
         max_tokens_per_gpu: args.max_tokens_per_gpu,
         global_batch_size: Some(args.sequences),
@@ -93,21 +101,26 @@ pub(super) fn run(
     };
     let workload = Workload {
         sequences: args.sequences,
-        length: args.length,
-        prompt: args.prompt,
+        length,
+        prompt,
     };
     let machine = Machine::h200();
     let mut text = String::new();
     heading(&mut text, &spec, workload, &machine);
-    for &gpus in gpus {
-        let candidates = match &args.layout {
-            Some(said) => {
-                let parallel = layout(said, gpus, &spec)?;
-                let one = evaluate(&spec, &config, &parallel, workload, &machine);
+    for (index, &gpus) in gpus.iter().enumerate() {
+        let candidates = match laid_out.get(index) {
+            Some(parallel) => {
+                let one = evaluate(&spec, &config, parallel, workload, &machine);
                 vec![one.map_err(failed)?]
             }
             None => {
                 let count = layouts(&spec, gpus, &machine).len();
+                if count == 0 {
+                    let message = format!("no layout of {gpus} GPUs divides this model");
+                    return Err(Problem::new(message)
+                        .help("choose a number with more divisors")
+                        .into());
+                }
                 context
                     .console
                     .line(&format!(" {gpus} GPUs: {count} layouts"));
@@ -117,9 +130,12 @@ pub(super) fn run(
             }
         };
         if candidates.is_empty() {
-            let message = format!("no layout of {gpus} GPUs divides this model");
+            let message = format!(
+                "no layout of {gpus} GPUs has a sequence for every data-parallel rank: there are {}",
+                args.sequences
+            );
             return Err(Problem::new(message)
-                .help("choose a number with more divisors")
+                .help("raise --sequences, or plan for fewer GPUs")
                 .into());
         }
         candidates
@@ -142,6 +158,42 @@ pub(super) fn run(
         }
     }
     data(&text)
+}
+
+/// Numbers that may not be 0, and are.
+fn zeros(gpus: &[usize], args: &Args) -> Vec<Problem> {
+    let numbers = [
+        ("--gpus", gpus.iter().min().copied()),
+        ("--sequences", Some(args.sequences)),
+        ("--top", Some(args.top)),
+        ("--max-tokens-per-gpu", Some(args.max_tokens_per_gpu)),
+    ];
+    let zeros = numbers.into_iter().filter(|(_, n)| *n == Some(0));
+    let problem =
+        |(flag, _)| Problem::new(format!("{flag} 0 plans nothing")).help("give a number above 0");
+    zeros.map(problem).collect()
+}
+
+fn too_long(args: &Args, (length, prompt): (usize, usize), context: usize) -> Option<Problem> {
+    if length > context {
+        let message = format!("--length {length} is more than the model's context of {context}");
+        return Some(
+            Problem::new(message).help(format!("give at most {context}, or leave it out")),
+        );
+    }
+    let said = |flag, said: Option<usize>, n| match said {
+        Some(_) => format!("--{flag} {n}"),
+        None => format!("a {flag} of {n}, which is the default,"),
+    };
+    let fits = prompt > 0 && prompt < length;
+    (!fits).then(|| {
+        let (prompt, length) = (
+            said("prompt", args.prompt, prompt),
+            said("length", args.length, length),
+        );
+        Problem::new(format!("{prompt} does not fit {length}"))
+            .help("a prompt is at least 1 token and shorter than the sequence it begins")
+    })
 }
 
 /// All ranks, one after the other, then their clocks together.
@@ -203,12 +255,12 @@ fn row(text: &mut String, gpus: usize, c: &Candidate, workload: Workload) {
         (Recompute::Full, Some(layers)) => format!("{layers} layers"),
         (Recompute::Full, None) => "all".to_owned(),
     };
-    let abroad: f64 = c
+    // A sum of no floats is -0.0.
+    let abroad = c
         .sent
         .iter()
         .filter(|((_, out), _)| *out)
-        .map(|(_, b)| b)
-        .sum();
+        .fold(0.0, |sum, (_, bytes)| sum + bytes);
     let m = &c.memory;
     let _ = writeln!(
         text,
@@ -235,7 +287,7 @@ fn name(path: &Path) -> String {
 }
 
 /// `tp4,pp2,cp2` and as many data-parallel ranks as there are GPUs left.
-fn layout(said: &str, gpus: usize, spec: &ModelSpec) -> Result<ParallelConfig> {
+fn layout(said: &str, gpus: usize, spec: &ModelSpec) -> Result<ParallelConfig, Problem> {
     let wrong = |message: String| {
         Problem::new(message)
             .help("write sizes like tp4,pp2,cp2,ep8,etp1,vpp2; sequence parallelism comes with tp")
@@ -245,7 +297,7 @@ fn layout(said: &str, gpus: usize, spec: &ModelSpec) -> Result<ParallelConfig> {
     let problems = parallel.problems(spec);
     match problems.is_empty() {
         true => Ok(parallel),
-        false => Err(failed(slime_trainer::Error::Config(problems)).into()),
+        false => Err(failed(slime_trainer::Error::Config(problems))),
     }
 }
 

@@ -8,8 +8,9 @@ mod layouts;
 
 use super::{Context, Outcome};
 use crate::config::Problem;
-use crate::error::{Result, at_path};
-use slime_model::{ModelFiles, ModelSpec, families};
+use crate::error::{Result, input};
+use slime_model::families::{self, HfConfig};
+use slime_model::{ModelFiles, ModelSpec};
 use std::path::{Path, PathBuf};
 
 /// What to plan.
@@ -55,8 +56,12 @@ fn model(path: &Path) -> Result<ModelSpec> {
         let files = ModelFiles::read(path).map_err(wrong)?;
         return Ok(files.spec().map_err(wrong)?);
     }
-    let mut files = ModelFiles::new(path.display().to_string());
-    files.insert("config.json", std::fs::read(path).map_err(at_path(path))?);
-    let spec = files.config().and_then(|c| families::from_config(&c));
+    let name = path.display().to_string();
+    let bytes = std::fs::read(path).map_err(input(path))?;
+    let json = serde_json::from_slice(&bytes).map_err(|e| {
+        Problem::new(format!("{name} is not valid JSON: {e}"))
+            .help("give a model's config.json, or the directory that holds it")
+    })?;
+    let spec = HfConfig::new(name, json).and_then(|c| families::from_config(&c));
     Ok(spec.map_err(wrong)?)
 }
