@@ -77,7 +77,8 @@ impl Plugin {
                 line: index + 1,
                 reason,
             };
-            let row: Row = serde_json::from_str(line).map_err(|e| bad(format!("no case: {e}")))?;
+            let row: Row = slime_core::json::object(line.as_bytes())
+                .map_err(|what| bad(format!("is no case: {what}")))?;
             let expected = row.expected.clone();
             let found = self
                 .answer(row, index as u64)

@@ -31,7 +31,9 @@ pub enum RuntimeError {
         cure: String,
     },
     /// The component does not compile.
-    #[error("{name}: the component is broken: {reason}")]
+    #[error(
+        "{name}: the component is broken: {reason}; build it again, or copy it again from where it is whole"
+    )]
     Invalid {
         /// The plugin.
         name: String,

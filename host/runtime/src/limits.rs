@@ -2,6 +2,7 @@
 //!
 //! Numbers only: [`crate::call`] enforces them, [`crate::sandbox`] hands the grants out.
 
+use crate::host::http;
 use crate::units;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -101,6 +102,16 @@ impl Default for ProgramLimits {
 }
 
 impl Grants {
+    /// Whether a request can ever match what is granted; if not, why.
+    ///
+    /// # Errors
+    /// A server under `http` that is no address of one.
+    pub fn check(&self) -> Result<(), String> {
+        self.http
+            .iter()
+            .try_for_each(|url| http::server(url).map(drop))
+    }
+
     /// Whether same input and seed still give the same result.
     pub fn is_deterministic(&self) -> bool {
         !self.clock

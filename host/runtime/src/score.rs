@@ -6,9 +6,9 @@
 use crate::{Plugin, RuntimeError, seed};
 use futures::StreamExt;
 use serde::Deserialize;
-use serde_json::{Map, Value, json};
-use slime_core::Outcome;
+use serde_json::{Map, Value};
 use slime_core::ports::{ScoreRequest, Scored, Verifier};
+use slime_core::{Outcome, json};
 use std::collections::BTreeMap;
 use std::io::{BufRead, Seek, SeekFrom, Write};
 use std::sync::Arc;
@@ -143,11 +143,11 @@ fn row_out(index: u64, outcome: &Outcome, cost: slime_core::Accounting) -> Value
             verdict
                 .metrics
                 .iter()
-                .map(|(name, value)| (name.clone(), json!(value)))
+                .map(|(name, value)| (name.clone(), serde_json::json!(value)))
                 .collect()
         })
         .unwrap_or_default();
-    let mut row = json!({
+    let mut row = serde_json::json!({
         "index": index,
         "outcome": outcome.kind(),
         "reward": outcome.reward(),
@@ -268,8 +268,7 @@ pub(crate) fn parse_row(line: &str) -> Result<ScoreRequest, String> {
 
 fn parse(line: &[u8]) -> Result<ScoreRequest, String> {
     // A carriage return before the line's end is white space to JSON.
-    let row: Row = serde_json::from_slice(line)
-        .map_err(|error| format!("no JSON object with a \"response\": {error}"))?;
+    let row: Row = json::object(line)?;
     let prompt = match row.prompt {
         Value::String(text) => text,
         Value::Null => String::new(),

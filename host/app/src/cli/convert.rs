@@ -2,7 +2,7 @@
 
 use super::{Context, Outcome};
 use crate::config::Problem;
-use crate::error::Result;
+use crate::error::{Result, input};
 use slime_model::hf::Dtype;
 use std::path::PathBuf;
 
@@ -37,10 +37,20 @@ pub fn run(args: Args, context: &Context) -> Result<Outcome> {
         Format::Bf16 => Dtype::Bf16,
         Format::F16 => Dtype::F16,
     };
+    // What is missing or may not be read is told with its cure before anything else is.
+    std::fs::File::open(&args.input).map_err(input(&args.input))?;
     let what = format!("converting {}", args.input.display());
     let written = context.console.doing(&what, || {
         slime_model::gguf::to_hf_dir(&args.input, &args.output, dtype)
     });
-    written.map_err(|e| Problem::new(e.to_string()))?;
+    written.map_err(|e| {
+        let problem = Problem::new(e.to_string());
+        match e {
+            slime_model::Error::File { .. } => {
+                problem.help("give a whole .gguf file; copy it again if it was cut short")
+            }
+            _ => problem,
+        }
+    })?;
     super::data(&format!("{}\n", args.output.display()))
 }

@@ -2,7 +2,7 @@
 
 use super::mask::{self, Color};
 use super::{Context, Outcome};
-use crate::config::Problem;
+use crate::config::{Problem, schema};
 use crate::error::Result;
 use crate::job::run_dir;
 use crate::telemetry::console::{COLUMNS, step_line};
@@ -34,15 +34,26 @@ pub struct Args {
 ///
 /// # Errors
 /// A directory holds no run.
-pub fn run(args: Args, _context: &Context) -> Result<Outcome> {
+pub fn run(args: Args, context: &Context) -> Result<Outcome> {
+    let files = args.runs.iter().filter(|path| path.is_file());
+    super::collected(files.map(|path| file_given(path)).collect())?;
     if let (Some(id), Some(dir)) = (args.mask, args.runs.first()) {
         return mask::run(dir, id, args.color);
     }
     let mut runs = Vec::new();
     let mut problems = Vec::new();
     for dir in &args.runs {
-        match metrics::read(dir) {
-            Ok(rows) => runs.push((dir, rows)),
+        match metrics::read_counting(dir) {
+            Ok((rows, num_torn)) => {
+                if num_torn > 0 {
+                    let file = dir.join("metrics.jsonl");
+                    let file = file.display();
+                    let said =
+                        format!(" {num_torn} lines of {file} could not be read: each is left out");
+                    context.console.line(&said);
+                }
+                runs.push((dir, rows));
+            }
             Err(e) => problems.push(
                 Problem::new(match e.kind() {
                     std::io::ErrorKind::NotFound => format!("there is no run at {}", dir.display()),
@@ -67,6 +78,16 @@ pub fn run(args: Args, _context: &Context) -> Result<Outcome> {
         compare((a, first), (b, second), &mut text);
     }
     super::data(&text)
+}
+
+fn file_given(path: &Path) -> Problem {
+    let run = path
+        .parent()
+        .filter(|run| run.join("metrics.jsonl").exists());
+    Problem::new(format!("{} is a file", path.display())).help(match run {
+        Some(run) => format!("give the run's directory: {}", run.display()),
+        None => "give a run's directory, like runs/arith-42".into(),
+    })
 }
 
 fn describe(dir: &Path, rows: &[Row], all: bool, text: &mut String) {
@@ -130,11 +151,7 @@ fn series(dir: &Path, rows: &[Row], name: &str, text: &mut String) -> Result<()>
             .collect();
         known.sort_unstable();
         known.dedup();
-        let near = crate::config::schema::nearest(name, known.iter().map(|k| (*k, *k)));
-        let help = near.map_or_else(
-            || format!("it has {}", known.join(", ")),
-            |near| format!("did you mean {near}?"),
-        );
+        let help = meant(name, &known);
         return Err(
             Problem::new(format!("{} has no metric {name}", dir.display()))
                 .help(help)
@@ -154,6 +171,23 @@ fn series(dir: &Path, rows: &[Row], name: &str, text: &mut String) -> Result<()>
         );
     }
     Ok(())
+}
+
+/// What was probably meant by `name`, or all that is known: a name a line, because it is cut where a line ends.
+fn meant(name: &str, known: &[&str]) -> String {
+    let mut near: Vec<&str> = known
+        .iter()
+        .copied()
+        .filter(|known| known.split('/').any(|part| part == name))
+        .collect();
+    if near.is_empty() {
+        near.extend(schema::nearest(name, known.iter().map(|k| (*k, *k))));
+    }
+    match &near[..] {
+        [] => format!("it has\n{}", known.join("\n")),
+        [one] => format!("did you mean {one}?"),
+        several => format!("did you mean one of these?\n{}", several.join("\n")),
+    }
 }
 
 /// The first step at which two runs differ, and in what.
@@ -189,4 +223,30 @@ fn compare((a, first): (&Path, &[Row]), (b, second): (&Path, &[Row]), text: &mut
         a.display(),
         b.display()
     );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_metric_is_found_by_a_part_of_its_name_or_all_are_listed_one_a_line() {
+        let known = [
+            "perf/actor_train_tok_per_s",
+            "rollout/reward",
+            "train/kl",
+            "rollout/kl",
+        ];
+        assert_eq!(meant("reward", &known), "did you mean rollout/reward?");
+        assert_eq!(
+            meant("rollout/rewrd", &known),
+            "did you mean rollout/reward?"
+        );
+        assert_eq!(
+            meant("kl", &known),
+            "did you mean one of these?\ntrain/kl\nrollout/kl"
+        );
+        let all = meant("nothing of the kind", &known);
+        assert_eq!(all, format!("it has\n{}", known.join("\n")));
+    }
 }

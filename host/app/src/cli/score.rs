@@ -3,7 +3,7 @@
 use super::{Context, Outcome};
 use crate::config::plan::LimitsPlan;
 use crate::config::{Problem, units};
-use crate::error::{Failure, Result, at_path};
+use crate::error::{Failure, Result, at_path, input};
 use crate::wire::plugins;
 use serde_json::Value;
 use slime_runtime::{Plugin, RuntimeError};
@@ -141,18 +141,18 @@ fn score(
     output: impl std::io::Write,
     context: &Context,
 ) -> Result<()> {
-    let input = BufReader::new(File::open(path).map_err(at_path(path))?);
+    let rows_in = BufReader::new(File::open(path).map_err(input(path))?);
     let total = rows(path)?;
     let bar = context.console.progress("rows", total);
-    let summary = slime_runtime::score(plugin, seed, input, output, |done| bar.set_exact(done))
+    let summary = slime_runtime::score(plugin, seed, rows_in, output, |done| bar.set_exact(done))
         .map_err(|e| match e {
-            RuntimeError::BadRow { line, reason } => {
-                let problem = Problem::new(format!("{}: line {line}: {reason}", path.display()));
-                Failure::from(problem.help("nothing was scored; correct the line"))
-            }
-            RuntimeError::NoWorld { .. } => plugins::problem(&e).into(),
-            other => Failure::run(other.to_string()),
-        })?;
+        RuntimeError::BadRow { line, reason } => {
+            let problem = Problem::new(format!("{}: line {line}: {reason}", path.display()));
+            Failure::from(problem.help("nothing was scored; correct the line"))
+        }
+        RuntimeError::NoWorld { .. } => plugins::problem(&e).into(),
+        other => Failure::run(other.to_string()),
+    })?;
     drop(bar);
     let outcomes: Vec<String> = summary
         .outcomes
@@ -180,6 +180,12 @@ fn seed(args: &Args) -> Result<u64> {
             Some(("seed", value)) if value.trim().parse::<u64>().is_ok() => {
                 seed = value.trim().parse().unwrap_or(seed)
             }
+            Some(("seed", _)) => problems.push(
+                Problem::new(format!(
+                    "--set {set}: the seed is no whole number of 0 or more"
+                ))
+                .help("write --set seed=N, like seed=42"),
+            ),
             _ => problems.push(
                 Problem::new(format!("--set {set} has no effect in `score`"))
                     .help("only --set seed=N has"),
@@ -191,7 +197,7 @@ fn seed(args: &Args) -> Result<u64> {
 }
 
 fn rows(path: &PathBuf) -> Result<u64> {
-    let bytes = std::fs::read(path).map_err(at_path(path))?;
+    let bytes = std::fs::read(path).map_err(input(path))?;
     Ok(bytes
         .split(|byte| *byte == b'\n')
         .filter(|line| !line.trim_ascii().is_empty())

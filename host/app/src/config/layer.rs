@@ -115,7 +115,7 @@ pub fn from_file(name: &str, text: &str) -> (Vec<Setting>, Vec<Problem>) {
     let values: Table = match text.parse() {
         Ok(values) => values,
         Err(e) => {
-            let problem = Problem::new(format!("{name} is not valid TOML: {}", e.message()));
+            let problem = too_large(name, e.message());
             return (
                 Vec::new(),
                 vec![problem.at(place(e.span().unwrap_or(0..0)))],
@@ -131,6 +131,15 @@ pub fn from_file(name: &str, text: &str) -> (Vec<Setting>, Vec<Problem>) {
     found.table("", spans.get_ref(), &values);
     found.problems.sort_by_key(Problem::offset);
     (found.settings, found.problems)
+}
+
+/// TOML's grammar knows no largest number, and what reads it does: all that is left to go wrong in a text that parses.
+fn too_large(name: &str, message: &str) -> Problem {
+    let problem = match message.split('`').nth(1) {
+        Some(number) => Problem::new(format!("{name}: {number} is too large a number")),
+        None => Problem::new(format!("{name} is not valid TOML: {message}")),
+    };
+    problem.help("whole numbers lie between -2^63 and 2^63 - 1")
 }
 
 struct Found<'a> {
@@ -371,26 +380,7 @@ fn plain(message: &str) -> (String, Option<String>) {
         });
         return (format!("unknown value {rest}"), help);
     }
-    let stripped = line
-        .strip_prefix("invalid type: ")
-        .or_else(|| line.strip_prefix("invalid value: "));
-    let Some((got, want)) = stripped.unwrap_or(line).split_once(", expected ") else {
-        return (line.to_owned(), None);
-    };
-    let got = got
-        .trim_start_matches("integer ")
-        .trim_start_matches("floating point ")
-        .trim_start_matches("boolean ");
-    let want = match want {
-        "u64" | "u32" | "usize" => "a whole number of 0 or more",
-        "i64" => "a whole number",
-        "f64" => "a number",
-        "a boolean" => "true or false",
-        "path string" => "a path",
-        "a sequence" => "a list",
-        other => other,
-    };
-    (format!("expected {want}, found {got}"), None)
+    (slime_core::json::plain(line), None)
 }
 
 #[cfg(test)]

@@ -438,10 +438,7 @@ fn close(opened: &Opened, dir: &Path, end: End, console: &Console, trace: &Trace
     std::fs::write(&path, report::render(&title, &opened.facts(), &rows))
         .map_err(at_path(&path))?;
     let reward = report::reward(&rows);
-    let moved = reward.map_or_else(String::new, |(first, last)| {
-        let verb = if last > first { "rose" } else { "went" };
-        format!("reward {verb} from {first:.2} to {last:.2}. ")
-    });
+    let moved = reward.map_or_else(String::new, |(first, last)| report::moved(first, last));
     let sentence = match end {
         End::Finished => moved.trim_end().to_owned(),
         End::Stopped(step) => format!("{moved}Stopped after {step} steps, all saved."),

@@ -123,12 +123,25 @@ fn kept_bytes(path: &Path, axis: &str, before: u64) -> io::Result<u64> {
 /// # Errors
 /// The file cannot be read.
 pub fn read(dir: &Path) -> io::Result<Vec<Row>> {
+    read_counting(dir).map(|(rows, _)| rows)
+}
+
+/// Every whole row of a run's `metrics.jsonl`, and how many lines are none.
+///
+/// # Errors
+/// The file cannot be read.
+pub fn read_counting(dir: &Path) -> io::Result<(Vec<Row>, usize)> {
     let path: PathBuf = dir.join(Metrics::FILE);
-    let text = std::fs::read_to_string(path)?;
-    Ok(text
-        .split('\n')
-        .filter_map(|line| Some(Row(serde_json::from_str(line).ok()?)))
-        .collect())
+    let bytes = std::fs::read(path)?;
+    let lines = bytes.split(|byte| *byte == b'\n');
+    let (mut rows, mut num_torn) = (Vec::new(), 0);
+    for line in lines.filter(|line| !line.trim_ascii().is_empty()) {
+        match serde_json::from_slice(line) {
+            Ok(row) => rows.push(Row(row)),
+            Err(_) => num_torn += 1,
+        }
+    }
+    Ok((rows, num_torn))
 }
 
 #[cfg(test)]

@@ -499,6 +499,17 @@ pub fn problem(error: &RuntimeError) -> Problem {
         RuntimeError::NotAComponent { name, found, cure } => {
             Problem::new(format!("{name}: {found}")).help(cure)
         }
+        RuntimeError::Invalid { name, reason } => {
+            Problem::new(format!("{name}: the component is broken: {reason}"))
+                .help("build it again, or copy it again from where it is whole")
+        }
+        RuntimeError::Trial { name, reason } => {
+            let problem = Problem::new(format!("{name}: the trial start failed: {reason}"));
+            match budget(reason) {
+                Some(cure) => problem.help(cure),
+                None => problem,
+            }
+        }
         RuntimeError::ToolMissing {
             folder,
             missing,
@@ -517,4 +528,18 @@ pub fn problem(error: &RuntimeError) -> Problem {
             .help("`slime-host plugin inspect` shows what a component exports"),
         other => Problem::new(other.to_string()),
     }
+}
+
+/// Which budget to raise, where one ended the trial start.
+fn budget(reason: &str) -> Option<&'static str> {
+    let (kind, _) = reason.split_once(':')?;
+    Some(match kind {
+        "out-of-memory" => {
+            "give it more memory: limits.memory in a recipe, --memory in `score`; 256MiB is the default"
+        }
+        "timeout" => {
+            "give it more time: limits.cpu and limits.wall in a recipe, --cpu and --wall in `score`"
+        }
+        _ => return None,
+    })
 }

@@ -165,20 +165,14 @@ fn read(path: &Path, file: &mut File, content: &Content, name: &str) -> Result<V
         .and_then(|t| t.dequantize(&Device::Cpu))
         .and_then(|t| t.flatten_all())
         .and_then(|t| t.to_vec1::<f32>())
-        .map_err(|e| {
-            Error::file(
-                path,
-                format!("{name} cannot be read: {}; copy the file again", words(&e)),
-            )
-        })
+        .map_err(|e| Error::file(path, format!("{name} cannot be read: {}", words(&e))))
 }
 
 /// Without the backtrace that candle appends.
 fn words(error: &candle_core::Error) -> String {
-    error
-        .to_string()
-        .lines()
-        .next()
-        .unwrap_or_default()
-        .to_owned()
+    let text = error.to_string();
+    match text.lines().next().unwrap_or_default() {
+        "failed to fill whole buffer" => "the file ends too early".into(),
+        line => line.to_owned(),
+    }
 }

@@ -84,7 +84,16 @@ fn one_bad_row_is_named_before_anything_runs() {
         ),
         (
             "{\"response\":",
-            "line 3: no JSON object with a \"response\": ",
+            "line 3: is not JSON: EOF while parsing a value (column 12)",
+        ),
+        (
+            "{response}",
+            "line 3: is not JSON: key must be a string (column 2)",
+        ),
+        ("[1]", "line 3: is a list, but not an object like"),
+        (
+            "{\"response\":\"\"} x",
+            "line 3: is not JSON: trailing characters",
         ),
         (
             "{\"response\":\"\",\"prompt\":[{\"role\":\"system\",\"content\":\"\"}]}",

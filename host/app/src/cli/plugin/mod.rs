@@ -147,7 +147,14 @@ fn grant(grants: &mut Grants, text: &str) -> std::result::Result<(), Problem> {
             let bytes = crate::config::units::bytes(size).map_err(|e| bad(&e.to_string()))?;
             grants.kv = Some(bytes);
         }
-        ("http", Some(server)) => grants.http.push(server.to_owned()),
+        ("http", Some(server)) => {
+            let one = Grants {
+                http: vec![server.to_owned()],
+                ..Grants::default()
+            };
+            one.check().map_err(|why| bad(&why))?;
+            grants.http.push(server.to_owned());
+        }
         ("models", Some(model)) => grants.models.push(model.to_owned()),
         ("files", Some(pair)) => {
             let (inside, outside) = pair

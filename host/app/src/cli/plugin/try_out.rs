@@ -3,7 +3,7 @@
 use super::super::{Context, Outcome};
 use crate::config::Problem;
 use crate::config::plan::LimitsPlan;
-use crate::error::{Failure, Result, at_path};
+use crate::error::{Failure, Result, input};
 use crate::wire::plugins;
 use slime_core::ports::ScoreRequest;
 use slime_runtime::{Grants, Plugin, Runtime, RuntimeError};
@@ -26,7 +26,7 @@ pub fn test(
     context: &Context,
 ) -> Result<Outcome> {
     let file = cases_file(path, cases)?;
-    let text = std::fs::read_to_string(&file).map_err(at_path(&file))?;
+    let text = std::fs::read_to_string(&file).map_err(input(&file))?;
     let plugin = load(path, grants, context)?;
     let cases = plugin.run_cases(&text).map_err(|e| failure(&file, e))?;
     if cases.is_empty() {
@@ -67,22 +67,19 @@ pub fn bench(
     context: &Context,
 ) -> Result<Outcome> {
     let file = cases_file(path, cases)?;
-    let text = std::fs::read_to_string(&file).map_err(at_path(&file))?;
+    let text = std::fs::read_to_string(&file).map_err(input(&file))?;
     let items = items(&text);
     let runtime = plugins::start_with_slots(BENCH_SLOTS)?;
     let component = plugins::component(path, &context.console).map_err(|e| plugins::problem(&e))?;
     let name = plugins::name(path);
     let plugin = load_as(&runtime, &component, &name, grants)?;
+    let measured = measured(&plugin)?;
     let time = Duration::from_secs(seconds.clamp(1, 3600));
     let again = std::time::Instant::now();
     // Compiled a moment ago, so this reads the component and its machine code, and tries it: what a start costs.
     load_as(&runtime, &component, &name, grants)?;
     let loaded_in = again.elapsed();
-    if !plugin
-        .worlds()
-        .iter()
-        .any(|w| ["verifier", "judge"].contains(w))
-    {
+    if measured == Measured::InFlight {
         return bench_generator(&plugin, loaded_in, &file, context);
     }
     let costs = context
@@ -105,6 +102,28 @@ pub fn bench(
         ms(costs.timers_late),
         costs.outcome
     ))
+}
+
+/// What of a plugin is measured.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Measured {
+    Calls,
+    InFlight,
+}
+
+fn measured(plugin: &Plugin) -> Result<Measured> {
+    let worlds = plugin.worlds();
+    let exports = |names: &[&str]| worlds.iter().any(|world| names.contains(world));
+    if exports(&["verifier", "judge"]) {
+        return Ok(Measured::Calls);
+    }
+    if exports(&["generator"]) {
+        return Ok(Measured::InFlight);
+    }
+    let (name, worlds) = (plugin.name(), worlds.join(" and "));
+    Err(Problem::new(format!("{name} cannot be measured: it exports {worlds}"))
+        .help("`plugin bench` measures verifiers, judges and generators; `plugin test` runs the cases of every plugin")
+        .into())
 }
 
 /// A generator mostly waits: what counts is what many of them hold meanwhile.
@@ -163,8 +182,17 @@ fn cases_file(path: &Path, cases: Option<PathBuf>) -> Result<PathBuf> {
         };
         return Err(plugins::problem(&missing).into());
     }
+    if cases.is_none() && path.is_file() {
+        let message = format!(
+            "{} is a component, and its cases are not named",
+            path.display()
+        );
+        let help = "name them: --cases FILE.jsonl; a plugin's folder has its own";
+        return Err(Problem::new(message).help(help).into());
+    }
     let file = cases.unwrap_or_else(|| path.join("cases.jsonl"));
-    if file.is_file() {
+    // Whatever is there is tried: a pipe is no regular file, and holds cases all the same.
+    if file.exists() && !file.is_dir() {
         return Ok(file);
     }
     Err(

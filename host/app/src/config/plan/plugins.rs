@@ -79,6 +79,10 @@ pub(super) fn grants(said: &Resolved, check: &mut Check<'_>) -> BTreeMap<String,
     for (name, value) in &said.config.grants {
         match value.clone().try_into::<Grants>() {
             Ok(grants) => {
+                if let Err(why) = grants.check() {
+                    let help = "write http = [\"http://HOST:PORT\"], a server a string";
+                    check.refuse("grants", format!("grants.{name}.http: {why}"), help);
+                }
                 all.insert(name.clone(), grants);
             }
             Err(error) => check.refuse(

@@ -6,6 +6,7 @@ mod chart;
 
 use super::metrics::Row;
 use chart::{Area, COLORS, Chart, Mark, Series, escape, short};
+use std::cmp::Ordering;
 use std::fmt::Write;
 
 /// The file's name in a run's directory.
@@ -78,6 +79,18 @@ pub fn reward(rows: &[Row]) -> Option<(f64, f64)> {
             mean(&rewards[rewards.len() - part..]),
         )
     })
+}
+
+/// How a reward moved, by what is shown of it.
+pub fn moved(first: f64, last: f64) -> String {
+    let (first, last) = (format!("{first:.2}"), format!("{last:.2}"));
+    let shown = |text: &str| text.parse::<f64>().unwrap_or(f64::NAN);
+    let verb = match shown(&last).total_cmp(&shown(&first)) {
+        Ordering::Equal => return format!("reward stayed at {first}. "),
+        Ordering::Greater => "rose",
+        Ordering::Less => "went",
+    };
+    format!("reward {verb} from {first} to {last}. ")
 }
 
 fn charts(rows: &[Row]) -> Vec<Chart> {
@@ -206,6 +219,13 @@ pub fn is_eval(name: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_reward_rises_where_what_is_shown_of_it_does() {
+        assert_eq!(moved(0.126, 0.134), "reward stayed at 0.13. ");
+        assert_eq!(moved(0.13, 0.14), "reward rose from 0.13 to 0.14. ");
+        assert_eq!(moved(0.5, -0.5), "reward went from 0.50 to -0.50. ");
+    }
 
     /// A run as it might be, for looking at: `SLIME_REPORT=file cargo test -p slime-host a_report`.
     #[test]
