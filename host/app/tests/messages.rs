@@ -42,6 +42,21 @@ fn model(dir: &Path, name: &str) -> std::path::PathBuf {
     path
 }
 
+/// Weights of zeros for it.
+fn with_weights(path: &Path) {
+    let spec = slime_model::families::demo::spec();
+    let files = slime_model::families::demo::files().unwrap();
+    slime_model::hf::save_dir(
+        path,
+        &spec,
+        &files,
+        slime_model::hf::Dtype::F32,
+        u64::MAX,
+        |param| Ok::<_, slime_model::Error>(vec![0.0; param.len()]),
+    )
+    .unwrap();
+}
+
 #[test]
 fn unknown_flags() {
     let dir = tempfile::tempdir().unwrap();
@@ -173,18 +188,7 @@ fn a_model_without_weights() {
 #[test]
 fn a_port_in_use() {
     let dir = tempfile::tempdir().unwrap();
-    let path = model(dir.path(), "model");
-    let spec = slime_model::families::demo::spec();
-    let files = slime_model::families::demo::files().unwrap();
-    slime_model::hf::save_dir(
-        &path,
-        &spec,
-        &files,
-        slime_model::hf::Dtype::F32,
-        u64::MAX,
-        |param| Ok::<_, slime_model::Error>(vec![0.0; param.len()]),
-    )
-    .unwrap();
+    with_weights(&model(dir.path(), "model"));
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port().to_string();
     let serve = ["serve", "--model", "model", "--port", &port, "--host"];
@@ -330,6 +334,109 @@ fn a_name_that_stands_for_nothing_or_for_something_else_is_told_with_the_cure() 
         ),
     ];
     refuses(dir.path(), &found);
+}
+
+#[test]
+fn an_input_that_cannot_be_used_is_told_by_name_with_exit_code_2() {
+    let dir = tempfile::tempdir().unwrap();
+    with_weights(&model(dir.path(), "model"));
+    write(
+        dir.path(),
+        "tokens.jsonl",
+        "{\"tokens\": [1]}\n\n{\"tokens\": [1, 99999]}\n",
+    );
+    write(dir.path(), "x.wasm", "");
+    write(dir.path(), "short.gguf", "GGUF");
+    write(dir.path(), "q.json", "{");
+    write(
+        dir.path(),
+        "large.toml",
+        "[rollout]\nbatch_size = 99999999999999999999\n",
+    );
+    write(
+        dir.path(),
+        "grants.toml",
+        "[grants.x]\nhttp = [\"notaurl\"]\n",
+    );
+    std::fs::create_dir(dir.path().join("run")).unwrap();
+    write(
+        dir.path(),
+        "run/metrics.jsonl",
+        "{\"rollout/step\": 0, \"rollout/reward\": 1.0}\n{\"rollo",
+    );
+    let found = [
+        (
+            "logprobs --model model --input tokens.jsonl --output o",
+            "tokens.jsonl: line 3: token id 99999 lies beyond",
+        ),
+        (
+            "logprobs --model model --input tokens.jsonl --output o --max-tokens-per-gpu 0",
+            "--max-tokens-per-gpu 0 leaves no room",
+        ),
+        (
+            "logprobs --model model --input nope --output o",
+            "typing error",
+        ),
+        (
+            "score x.wasm --input nope --output o --set seed=x",
+            "--set seed=x: the seed is no whole number",
+        ),
+        ("convert nope.gguf o", "typing error in the path"),
+        (
+            "convert short.gguf o",
+            "the file ends too early help: give a whole",
+        ),
+        (
+            "plan --model q.json",
+            "exit code 2 × q.json is not valid JSON",
+        ),
+        (
+            "config show -c large.toml",
+            "large.toml: 99999999999999999999 is too large a number",
+        ),
+        (
+            "config check x.wasm -c grants.toml --set model.builtin=tiny --num-rollout 1",
+            "grants.x.http: `notaurl`: give an address",
+        ),
+        (
+            "plugin check x.wasm --grant http=notaurl",
+            "begins with http://",
+        ),
+        ("plugin test x.wasm", "its cases are not named"),
+        ("inspect run/metrics.jsonl", "give the run's directory: run"),
+    ];
+    refuses(dir.path(), &found);
+    let said = says(dir.path(), &["inspect", "run"]);
+    assert!(said.contains("1 of 2 lines in run/metrics.jsonl"), "{said}");
+}
+
+#[test]
+fn a_plan_of_nothing_is_refused_flag_by_flag_and_defaults_fit_the_model() {
+    let dir = tempfile::tempdir().unwrap();
+    let golden =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/models/llama-tiny-tied");
+    let golden = golden.display().to_string();
+    let plan = ["plan", "--model", &golden, "--gpus"];
+    let wrong = [
+        "0,2",
+        "--sequences",
+        "0",
+        "--top",
+        "0",
+        "--layout",
+        "tp2,tp4",
+    ];
+    let said = says(dir.path(), &[&plan[..], &wrong].concat());
+    for flag in ["--gpus 0", "--sequences 0", "--top 0", "`tp` is said twice"] {
+        assert!(said.contains(flag), "{flag}: {said}");
+    }
+    let mut command = Command::new(env!("CARGO_BIN_EXE_slime-host"));
+    let output = command.args(plan).arg("2").output().unwrap();
+    let table = String::from_utf8(output.stdout).unwrap();
+    assert!(
+        output.status.success() && !table.contains("-0.0"),
+        "{table}"
+    );
 }
 
 #[test]

@@ -13,6 +13,8 @@ use serde_json::error::Category;
 /// What the line is instead, to be read after the line's number: `is not JSON: …`.
 pub fn object<T: DeserializeOwned>(line: &[u8]) -> Result<T, String> {
     let text = std::str::from_utf8(line).map_err(|_| "is no text in UTF-8")?;
+    // Where the line's end is part of it, what is missing would be missed in column 0 of the next.
+    let text = text.trim_end();
     // A list would do for serde, which takes its items for the members in the order of their declaration.
     if !text.trim_start().starts_with('{') {
         return Err(match serde_json::from_str(text) {
@@ -100,6 +102,10 @@ mod tests {
             (
                 &b"{tokens"[..],
                 "is not JSON: key must be a string (column 2)",
+            ),
+            (
+                b"{\"tokens\":\n",
+                "is not JSON: EOF while parsing a value (column 10)",
             ),
             (b"nope", "is not JSON: expected ident (column 2)"),
             (b"\xff", "is no text in UTF-8"),

@@ -47,9 +47,11 @@ pub fn run(args: Args, context: &Context) -> Result<Outcome> {
             Ok((rows, num_torn)) => {
                 if num_torn > 0 {
                     let file = dir.join("metrics.jsonl");
-                    let file = file.display();
-                    let said =
-                        format!(" {num_torn} lines of {file} could not be read: each is left out");
+                    let said = format!(
+                        " left out what could not be read: {num_torn} of {} lines in {}",
+                        rows.len() + num_torn,
+                        file.display()
+                    );
                     context.console.line(&said);
                 }
                 runs.push((dir, rows));

@@ -6,6 +6,7 @@ use crate::config::{Problem, units};
 use crate::error::{Failure, Result, at_path, input};
 use crate::wire::plugins;
 use serde_json::Value;
+use slime_rollout::whole::Place;
 use slime_runtime::{Plugin, RuntimeError};
 use std::fs::File;
 use std::io::{BufReader, BufWriter, Write};
@@ -102,7 +103,11 @@ impl Write for Late {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
         let file = match &mut self.file {
             Some(file) => file,
-            none => none.insert(File::create(&self.path)?),
+            none => none.insert(match Place::of(&self.path) {
+                Place::File(path) => File::create(path)?,
+                // Standard output may be a file that holds something already.
+                Place::Stream => File::options().append(true).open(&self.path)?,
+            }),
         };
         file.write(bytes)
     }

@@ -5,6 +5,33 @@ use slime_runtime::{Grants, Limits, Runtime, RuntimeConfig};
 use std::time::{Duration, Instant};
 
 #[test]
+fn a_bench_of_a_guest_that_never_answers_ends() {
+    let plugin = Runtime::new(RuntimeConfig {
+        cache_dir: None,
+        ..RuntimeConfig::default()
+    })
+    .unwrap()
+    .load(
+        &component("tests/guests/hostile"),
+        "hostile",
+        Limits {
+            cpu: Duration::from_millis(300),
+            ..limits()
+        },
+        Grants::default(),
+    )
+    .unwrap();
+    let began = Instant::now();
+    let costs = plugin
+        .bench(&[item("loop")], Duration::from_millis(400))
+        .unwrap();
+    assert!(costs.outcome.contains("timeout"), "{}", costs.outcome);
+    // Sixteen calls of each of two tasks a thread would take 9.6 s.
+    let took = began.elapsed();
+    assert!(took < Duration::from_secs(6), "{took:?}");
+}
+
+#[test]
 fn spinning_guests_on_every_thread_delay_no_other_call_and_no_timer() {
     let workers = std::thread::available_parallelism().map_or(1, usize::from);
     let runtime = Runtime::new(RuntimeConfig {
