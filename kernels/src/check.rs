@@ -1,6 +1,7 @@
 //! Shape checks, the same for every backend.
 
 use crate::{Error, Heads, Result, Sequences};
+use std::ops::Range;
 
 /// `detail` as an error, unless `fits`.
 pub(crate) fn that(fits: bool, op: &'static str, detail: impl FnOnce() -> String) -> Result<()> {
@@ -14,11 +15,23 @@ pub(crate) fn that(fits: bool, op: &'static str, detail: impl FnOnce() -> String
     }
 }
 
-/// The first of several.
-pub(crate) fn some<T: Copy>(op: &'static str, all: &[T]) -> Result<T> {
-    all.first().copied().ok_or_else(|| Error::Shape {
+/// The one shape of several.
+pub(crate) fn alike(
+    op: &'static str,
+    mut shapes: impl Iterator<Item = (usize, usize)>,
+) -> Result<(usize, usize)> {
+    let first = shapes.next().ok_or_else(|| Error::Shape {
         op,
         detail: "of nothing".into(),
+    })?;
+    shapes.try_for_each(|shape| same(op, first, shape))?;
+    Ok(first)
+}
+
+/// Rows that there are.
+pub(crate) fn within(op: &'static str, rows: &Range<usize>, has: usize) -> Result<()> {
+    that(rows.start <= rows.end && rows.end <= has, op, || {
+        format!("rows {rows:?} of {has}")
     })
 }
 

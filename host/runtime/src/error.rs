@@ -3,6 +3,9 @@
 use std::fmt;
 use std::path::PathBuf;
 
+/// What helps against a component that does not compile.
+pub const MAKE_WHOLE: &str = "build it again, or copy it again from where it is whole";
+
 /// Why a plugin cannot be built, loaded or used.
 #[derive(Debug, thiserror::Error)]
 pub enum RuntimeError {
@@ -31,9 +34,7 @@ pub enum RuntimeError {
         cure: String,
     },
     /// The component does not compile.
-    #[error(
-        "{name}: the component is broken: {reason}; build it again, or copy it again from where it is whole"
-    )]
+    #[error("{name}: the component is broken: {reason}; {}", MAKE_WHOLE)]
     Invalid {
         /// The plugin.
         name: String,

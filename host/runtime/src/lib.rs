@@ -65,7 +65,7 @@ pub use bench::Costs;
 pub use build::{LANGUAGE_TOOLS, Language, LanguageTool, Manifest, WIT_FILES, build_plugin};
 pub use cases::Case;
 pub use description::Description;
-pub use error::{Problem, RuntimeError};
+pub use error::{MAKE_WHOLE, Problem, RuntimeError};
 pub use in_flight::InFlight;
 pub use limits::{Grants, Limits, ProgramLimits};
 pub use memo::Memoised;

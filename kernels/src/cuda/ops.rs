@@ -400,16 +400,13 @@ impl Ops for Cuda {
     }
 
     fn sum(&self, all: &[&Tensor]) -> Result<Tensor> {
-        let first = check::some("sum", all)?;
-        for x in all {
-            check::same("sum", (first.rows, first.cols), (x.rows, x.cols))?;
-        }
+        let (rows, cols) = check::alike("sum", all.iter().map(|x| (x.rows, x.cols)))?;
         if let [x, y] = all {
             return self.add(x, y);
         }
-        whole_vectors("sum", first.cols)?;
-        let y = self.new_tensor(first.rows, first.cols, "a sum")?;
-        let n = first.rows * first.cols / VECTOR;
+        whole_vectors("sum", cols)?;
+        let y = self.new_tensor(rows, cols, "a sum")?;
+        let n = rows * cols / VECTOR;
         let addresses: Vec<u64> = all.iter().map(|x| x.block.ptr).collect();
         let addresses = self.device.upload(&addresses, "addresses of summands")?;
         let args = [
@@ -500,9 +497,7 @@ impl Ops for Cuda {
     }
 
     fn rows(&self, x: &Tensor, rows: Range<usize>) -> Result<Tensor> {
-        expect("rows", rows.start <= rows.end && rows.end <= x.rows, || {
-            format!("rows {rows:?} of {}", x.rows)
-        })?;
+        check::within("rows", &rows, x.rows)?;
         let (offset, cols) = (rows.start * x.cols * 2, x.cols);
         if !offset.is_multiple_of(ALIGNED) {
             return self.cut_tensor(x, rows.start * cols..rows.end * cols, rows.len(), cols);

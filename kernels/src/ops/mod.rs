@@ -17,7 +17,7 @@ pub use operands::{
     TokenStats, Update,
 };
 
-use crate::{Error, Result, head};
+use crate::{Result, check, head};
 use std::ops::Range;
 
 /// The way between any two devices.
@@ -127,10 +127,7 @@ pub trait Ops: Send + Sync + 'static {
     /// Rows `rows` of `x`, which a device shows without moving them.
     fn rows(&self, x: &Self::Tensor, rows: Range<usize>) -> Result<Self::Tensor> {
         let (has, cols) = self.shape(x);
-        if rows.start > rows.end || rows.end > has {
-            let detail = format!("rows {rows:?} of {has}");
-            return Err(Error::Shape { op: "rows", detail });
-        }
+        check::within("rows", &rows, has)?;
         self.cut(x, rows.start * cols..rows.end * cols, rows.len(), cols)
     }
     /// Rows `rows` of `x`, in the order given: `[rows.len(), cols]`.

@@ -70,16 +70,13 @@ pub(crate) fn add<T: Element>(
 }
 
 pub(crate) fn sum_of<T: Element>(cpu: &Cpu<T>, all: &[&CpuTensor<T>]) -> Result<CpuTensor<T>> {
-    let first = check::some("sum", all)?;
-    for x in all {
-        check::same("sum", (first.rows, first.cols), (x.rows, x.cols))?;
-    }
-    let mut out = cpu.take(first.data().len());
+    let (rows, cols) = check::alike("sum", all.iter().map(|x| (x.rows, x.cols)))?;
+    let mut out = cpu.take(rows * cols);
     for (i, out) in out.iter_mut().enumerate() {
         let sum = all.iter().fold(0.0, |sum, x| sum + x.data()[i].to_f64());
         *out = T::from_f64(sum);
     }
-    Ok(CpuTensor::new(first.rows, first.cols, out))
+    Ok(CpuTensor::new(rows, cols, out))
 }
 
 simd! {

@@ -222,12 +222,9 @@ impl Ops for Shapes {
         Ok(self.tensor_of(x.rows, x.cols))
     }
     fn sum(&self, all: &[&ShapeTensor]) -> Result<ShapeTensor> {
-        let first = check::some("sum", all)?;
-        for x in all {
-            check::same("sum", (first.rows, first.cols), (x.rows, x.cols))?;
-        }
-        self.moved((all.len() + 1) * first.rows * first.cols);
-        Ok(self.tensor_of(first.rows, first.cols))
+        let (rows, cols) = check::alike("sum", all.iter().map(|x| (x.rows, x.cols)))?;
+        self.moved((all.len() + 1) * rows * cols);
+        Ok(self.tensor_of(rows, cols))
     }
     fn add_bias(&self, x: &ShapeTensor, _: &ShapeTensor) -> Result<ShapeTensor> {
         self.moved(2 * x.rows * x.cols);
@@ -255,9 +252,7 @@ impl Ops for Shapes {
         Ok(dx)
     }
     fn rows(&self, x: &ShapeTensor, rows: Range<usize>) -> Result<ShapeTensor> {
-        check::that(rows.start <= rows.end && rows.end <= x.rows, "rows", || {
-            format!("rows {rows:?} of {}", x.rows)
-        })?;
+        check::within("rows", &rows, x.rows)?;
         let (rows, few) = (rows.len(), None);
         Ok(ShapeTensor {
             rows,

@@ -2,24 +2,13 @@
 
 use super::Outcome;
 use super::recipe::Recipe;
-use crate::config::flags::{Group, bits, slime};
+use crate::config::flags::{ALL, bits, slime};
 use crate::config::plan::Weights;
 use crate::config::{Plan, Verb, schema};
 use crate::error::Result;
 use std::path::PathBuf;
 
-const GROUPS: u32 = bits(
-    None,
-    &[
-        Group::Run,
-        Group::Model,
-        Group::Data,
-        Group::Eval,
-        Group::Rollout,
-        Group::Algorithm,
-        Group::Train,
-    ],
-);
+const GROUPS: u32 = bits(None, &ALL);
 
 /// What to do with a recipe.
 #[derive(Debug, clap::Subcommand)]

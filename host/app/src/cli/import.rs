@@ -141,14 +141,9 @@ impl Imported {
                 let flags = self.needless.entry(why.to_owned()).or_default();
                 flags.push(format!("--{name}"));
             }
-            Some(Fate::Zero(why)) => {
-                let is_zero = |value: &String| value.parse() == Ok(0.0);
-                if !values.iter().all(is_zero) {
-                    self.left.push(format!("{said}: not carried over, {why}"));
-                }
-            }
+            Some(Fate::Zero(_)) if values.iter().all(|value| value.parse() == Ok(0.0)) => {}
             Some(Fate::Plugin(what)) => self.left.push(format!("{said}: {what}")),
-            Some(Fate::Refused(why)) => self.left.push(format!("{said}: not carried over, {why}")),
+            Some(Fate::Zero(why) | Fate::Refused(why)) => self.left.push(format!("{said}: not carried over, {why}")),
         }
     }
 }

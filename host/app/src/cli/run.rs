@@ -3,7 +3,7 @@
 use super::ranked::ranked;
 use super::recipe::Recipe;
 use super::{Context, Outcome};
-use crate::config::flags::{Group, bits};
+use crate::config::flags::{ALL, bits};
 use crate::config::{Device, Plan, Problem, Verb};
 use crate::error::Result;
 use crate::job::open::Place;
@@ -15,18 +15,7 @@ use slime_rollout::publish::Transport;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-const GROUPS: u32 = bits(
-    Some(Verb::Run),
-    &[
-        Group::Run,
-        Group::Model,
-        Group::Data,
-        Group::Eval,
-        Group::Rollout,
-        Group::Algorithm,
-        Group::Train,
-    ],
-);
+const GROUPS: u32 = bits(Some(Verb::Run), &ALL);
 
 /// The recipe of the demo, used when neither a recipe nor a model is given.
 const DEMO: (&str, &str) = (

@@ -5,11 +5,11 @@ use super::cast::{Buckets, Kept, Seen};
 use super::hand_over::Beside;
 use super::ranks::Ranks;
 use super::team;
-use crate::config::{Problem, Problems, Resolved};
+use crate::config::{Problems, Resolved};
 use crate::error::{Failure, Result};
 use crate::wire::caster::Gpu;
 use crate::wire::device::Machine;
-use crate::wire::{Model, rollout_failed};
+use crate::wire::{Model, refused, rollout_failed};
 use slime_core::{RolloutRecord, Step};
 use slime_kernels::Ops;
 use slime_model::ParamSpec;
@@ -229,8 +229,7 @@ pub fn unfit(said: &Resolved, error: slime_trainer::Error) -> Failure {
     let placed = |problem: slime_trainer::Problem| {
         let sections = ["train", "algorithm", "model", "rollout"];
         let keys = sections.map(|section| format!("{section}.{}", problem.key));
-        let place = keys.iter().find_map(|key| said.place(key));
-        Problem::new(problem.to_string()).at(place)
+        refused(said, &keys.each_ref().map(String::as_str), problem)
     };
     Problems(problems.into_iter().map(placed).collect()).into()
 }

@@ -15,7 +15,8 @@ use slime_rollout::{Address, Gateway, GatewayConfig, NamedModels, SingleTurn};
 use slime_runtime::code::{self, CodeExec, Python};
 use slime_runtime::trust::PublicKey;
 use slime_runtime::{
-    Grants, Limits, Plugin, Runtime, RuntimeConfig, RuntimeError, Services, build_plugin,
+    Grants, Limits, MAKE_WHOLE, Plugin, Runtime, RuntimeConfig, RuntimeError, Services,
+    build_plugin,
 };
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -500,8 +501,7 @@ pub fn problem(error: &RuntimeError) -> Problem {
             Problem::new(format!("{name}: {found}")).help(cure)
         }
         RuntimeError::Invalid { name, reason } => {
-            Problem::new(format!("{name}: the component is broken: {reason}"))
-                .help("build it again, or copy it again from where it is whole")
+            Problem::new(format!("{name}: the component is broken: {reason}")).help(MAKE_WHOLE)
         }
         RuntimeError::Trial { name, reason } => {
             let problem = Problem::new(format!("{name}: the trial start failed: {reason}"));

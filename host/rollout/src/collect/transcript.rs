@@ -34,7 +34,7 @@ impl Transcript {
 
     /// Tokens after the prompt.
     pub(super) fn response_len(&self) -> usize {
-        self.trajectory.num_tokens() - self.trajectory.prompt_length()
+        self.trajectory.response_len()
     }
 
     pub(super) fn push_environment(&mut self, tokens: Vec<u32>) -> Result<(), TrajectoryError> {

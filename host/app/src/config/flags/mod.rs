@@ -193,7 +193,8 @@ pub const fn bits(verb: Option<Verb>, groups: &[Group]) -> u32 {
     bits
 }
 
-const ALL: [Group; 7] = [Run, Model, Data, Eval, Rollout, Algorithm, Train];
+/// What a whole recipe is said with.
+pub const ALL: [Group; 7] = [Run, Model, Data, Eval, Rollout, Algorithm, Train];
 
 fn groups(bits: u32) -> Vec<Group> {
     ALL.into_iter()
